@@ -1,1 +1,24 @@
-//! stub
+//! The pure core of Weir: it decides, the edges act.
+//!
+//! | module | decides |
+//! |---|---|
+//! | [`request`] | what a request asks for: model, bounds, the prompt in the order the engine sees it; or why it is refused |
+//! | [`block`] | where the prompt is cut into chained prefix blocks |
+//! | [`response`] | what an answer used, when its first token came, how it ended |
+//! | [`pool`] | who is loaded with what, who holds which prefix, who gets the next request |
+//! | [`policy`] | how candidates are scored and picked |
+//! | [`wire`] | every name and message that two processes must agree on |
+//!
+//! Nothing here knows a proxy, a socket, a clock or an entropy source: callers pass [`instant::Instant`] and a
+//! seeded [`random::Random`]. So the same code runs in a wasm32 filter, in the native scorer, and in tests that
+//! step hours in microseconds. Nothing here may panic: in a filter that would end every stream of a worker.
+
+pub mod block;
+pub mod instant;
+pub mod invalid;
+pub mod policy;
+pub mod pool;
+pub mod random;
+pub mod request;
+pub mod response;
+pub mod wire;

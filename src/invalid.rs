@@ -1,0 +1,97 @@
+//! The one error of configuration: where it is, and why.
+//!
+//! Every configuration, whether Envoy hands it to a filter or a file holds it, is a JSON value read by
+//! [`read`]; so every message has the same shape, `pools[0].endpoints[1]: …`, and names the place to mend.
+
+use serde::de::DeserializeOwned;
+use std::fmt;
+
+/// A configuration that cannot be accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Invalid {
+    /// The path of the value, as `pools[0].endpoints`; empty for the whole.
+    pub at: String,
+    /// What is wrong with it, and where it helps what would be right.
+    pub why: String,
+}
+
+impl Invalid {
+    /// `why` the value at path `at` is refused.
+    pub fn new(at: impl Into<String>, why: impl Into<String>) -> Self {
+        Self { at: at.into(), why: why.into() }
+    }
+
+    /// The same error seen from further out: `outer` goes in front of its path.
+    #[must_use]
+    pub fn within(mut self, outer: &str) -> Self {
+        let dot = if self.at.is_empty() || self.at.starts_with('[') || outer.is_empty() { "" } else { "." };
+        self.at = format!("{outer}{dot}{}", self.at);
+        self
+    }
+}
+
+impl fmt::Display for Invalid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.at.is_empty() { f.write_str(&self.why) } else { write!(f, "{}: {}", self.at, self.why) }
+    }
+}
+
+impl std::error::Error for Invalid {}
+
+/// Reads a configuration from JSON text. Nothing at all reads as `{}`: a plugin without configuration.
+pub fn read<T: DeserializeOwned>(json: &[u8]) -> Result<T, Invalid> {
+    let json = if json.trim_ascii().is_empty() { b"{}" } else { json };
+    let mut text = serde_json::Deserializer::from_slice(json);
+    let value = serde_path_to_error::deserialize(&mut text).map_err(|error| {
+        let at = error.path().to_string();
+        Invalid::new(if at == "." { "" } else { &at }, error.into_inner().to_string())
+    })?;
+    text.end().map_err(|error| Invalid::new("", error.to_string()))?;
+    Ok(value)
+}
+
+/// Reads a configuration, or a part of one, that has already been parsed to a JSON value.
+pub fn read_value<T: DeserializeOwned>(value: serde_json::Value) -> Result<T, Invalid> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let at = error.path().to_string();
+        Invalid::new(if at == "." { "" } else { &at }, error.into_inner().to_string())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+    #[cfg(target_arch = "wasm32")]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Outer {
+        #[allow(dead_code)]
+        list: Vec<Inner>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Inner {
+        #[allow(dead_code)]
+        number: u32,
+    }
+
+    #[test]
+    fn message_names_the_place() {
+        let wrong = read::<Outer>(br#"{"list":[{"number":1},{"number":"x"}]}"#).unwrap_err();
+        assert_eq!(wrong.at, "list[1].number");
+        let unknown = read::<Outer>(br#"{"list":[{"nmber":1}]}"#).unwrap_err();
+        assert!(unknown.to_string().starts_with("list[0].nmber: unknown field `nmber`"), "{unknown}");
+        assert!(read::<Outer>(br#"{"list":[]} x"#).is_err());
+    }
+
+    #[test]
+    fn within_joins_paths() {
+        assert_eq!(Invalid::new("a", "no").within("b").at, "b.a");
+        assert_eq!(Invalid::new("[0]", "no").within("b").at, "b[0]");
+        assert_eq!(Invalid::new("", "no").within("b").to_string(), "b: no");
+    }
+}

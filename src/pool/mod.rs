@@ -1,0 +1,334 @@
+//! The endpoints that serve a model: who is loaded with what, who holds which prefix, who gets the next request.
+//!
+//! Choosing and booking are one step ([`Pool::reserve`]), so that a burst of requests does not find the same
+//! endpoint idle. What is booked is a *lease*: it counts as queued prefill until the first token, as in flight
+//! until its end, and ends once, by itself at the latest when its time is up. All load is counted in work
+//! accepted and not finished; the engine is not asked, so nothing here is ever stale.
+//!
+//! The same pool runs in each worker of a proxy and in the scorer. A pool that did not choose itself learns of
+//! others' choices by [`Pool::book`].
+
+mod index;
+mod seeded;
+
+pub use index::Index;
+
+use crate::instant::Instant;
+use crate::invalid::Invalid;
+use crate::policy::{Candidate, Demand, Policy};
+use crate::random::Random;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::{BTreeSet, HashMap};
+use std::num::{NonZeroU32, NonZeroU64};
+use std::time::Duration;
+
+/// How a pool counts and chooses; the same in filters and scorer.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The policy: a name, or a name with parameters. See [`crate::policy`].
+    pub policy: Value,
+    /// Milliseconds after which a lease of which nothing more was heard ends by itself; a first token starts
+    /// them anew. Longer than any answer takes.
+    pub lease_ms: NonZeroU64,
+    /// Tokens of prefixes remembered per endpoint: the size of its cache, when that is known.
+    pub index_tokens: NonZeroU64,
+    /// Tokens of one prefix block, as `extract` cuts them (`block_tokens` there).
+    pub block_tokens: NonZeroU32,
+    /// Endpoints named per request: the chosen one and fallbacks for retries.
+    pub attempts: NonZeroU32,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        const LEASE: NonZeroU64 = NonZeroU64::new(600_000).unwrap();
+        const TOKENS: NonZeroU64 = NonZeroU64::new(1 << 20).unwrap();
+        const SIXTEEN: NonZeroU32 = NonZeroU32::new(16).unwrap();
+        const THREE: NonZeroU32 = NonZeroU32::new(3).unwrap();
+        let policy = Value::String("least_prefill".into());
+        Self { policy, lease_ms: LEASE, index_tokens: TOKENS, block_tokens: SIXTEEN, attempts: THREE }
+    }
+}
+
+/// What a request asks of a pool.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ask<'a> {
+    /// Chained hashes of the prompt's blocks.
+    pub blocks: &'a [u64],
+    /// Its size.
+    pub demand: Demand,
+}
+
+/// An endpoint chosen and booked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// The chosen address, then fallbacks in order.
+    pub order: Vec<String>,
+    /// What is known of the chosen one, from before this request was booked.
+    pub candidate: Candidate,
+    /// The policy that chose.
+    pub policy: &'static str,
+}
+
+/// A lease's name: unique in the pools that share it.
+pub type LeaseId = u64;
+
+/// Endpoints, leases, and the policy between them.
+#[derive(Debug)]
+pub struct Pool {
+    endpoints: Vec<Endpoint>,
+    places: HashMap<String, usize>,
+    leases: HashMap<LeaseId, Lease>,
+    /// Leases by the time at which they end by themselves.
+    due: BTreeSet<(Instant, LeaseId)>,
+    policy: Policy,
+    random: Random,
+    lease: Duration,
+    index_blocks: usize,
+    block_tokens: u32,
+    attempts: usize,
+    candidates: Vec<Candidate>,
+}
+
+/// One endpoint and what is believed of it.
+#[derive(Debug)]
+struct Endpoint {
+    address: String,
+    /// Told apart from an endpoint that had the same address before.
+    incarnation: u64,
+    in_flight: u32,
+    queued_tokens: u64,
+    index: Index,
+}
+
+/// What one request holds of one endpoint.
+#[derive(Debug)]
+struct Lease {
+    place: usize,
+    incarnation: u64,
+    /// Uncached prompt tokens; zero from the first token on.
+    queued_tokens: u32,
+    expires: Instant,
+}
+
+/// What is known of one endpoint, for a person or a metric.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Load {
+    /// Its address.
+    pub address: String,
+    /// Requests accepted and not finished.
+    pub in_flight: u32,
+    /// Uncached prompt tokens of requests whose first token has not come.
+    pub queued_tokens: u64,
+    /// Prefix blocks believed to be in its cache.
+    pub index_blocks: usize,
+}
+
+impl Pool {
+    /// A pool of `endpoints`, each `address:port`. `seed` fixes its random choices.
+    pub fn new(config: &Config, endpoints: &[String], seed: u64) -> Result<Self, Invalid> {
+        let mut pool = Self {
+            endpoints: Vec::new(),
+            places: HashMap::new(),
+            leases: HashMap::new(),
+            due: BTreeSet::new(),
+            policy: Policy::read(&config.policy).map_err(|invalid| invalid.within("policy"))?,
+            random: Random::new(seed),
+            lease: Duration::from_millis(config.lease_ms.get()),
+            index_blocks: usize::try_from(config.index_tokens.get()).unwrap_or(usize::MAX)
+                / config.block_tokens.get() as usize,
+            block_tokens: config.block_tokens.get(),
+            attempts: config.attempts.get() as usize,
+            candidates: Vec::new(),
+        };
+        pool.set_endpoints(endpoints)?;
+        Ok(pool)
+    }
+
+    /// Makes `endpoints` the endpoints of the pool. One that stays keeps its load and its prefixes; one that goes
+    /// takes them along, and if its address returns it starts with nothing.
+    pub fn set_endpoints(&mut self, endpoints: &[String]) -> Result<(), Invalid> {
+        let mut places = HashMap::with_capacity(endpoints.len());
+        for (place, address) in endpoints.iter().enumerate() {
+            check_address(address).map_err(|why| Invalid::new(format!("endpoints[{place}]"), why))?;
+            if places.insert(address.clone(), place).is_some() {
+                return Err(Invalid::new(
+                    format!("endpoints[{place}]"),
+                    format!("{address} is listed twice"),
+                ));
+            }
+        }
+        let mut old: HashMap<String, Endpoint> =
+            self.endpoints.drain(..).map(|endpoint| (endpoint.address.clone(), endpoint)).collect();
+        let fresh = |address: &String, random: &mut Random| Endpoint {
+            address: address.clone(),
+            incarnation: random.next(),
+            in_flight: 0,
+            queued_tokens: 0,
+            index: Index::new(self.index_blocks, random.next()),
+        };
+        let random = &mut self.random;
+        self.endpoints =
+            endpoints.iter().map(|a| old.remove(a).unwrap_or_else(|| fresh(a, random))).collect();
+        // Leases know their endpoint by its place: follow those that moved, drop those whose endpoint went.
+        let moved: HashMap<u64, usize> = self
+            .endpoints
+            .iter()
+            .enumerate()
+            .map(|(place, endpoint)| (endpoint.incarnation, place))
+            .collect();
+        self.leases.retain(|id, lease| match moved.get(&lease.incarnation) {
+            Some(place) => {
+                lease.place = *place;
+                true
+            }
+            None => {
+                self.due.remove(&(lease.expires, *id));
+                false
+            }
+        });
+        self.places = places;
+        Ok(())
+    }
+
+    /// Whether `address` is an endpoint of the pool.
+    pub fn contains(&self, address: &str) -> bool {
+        self.places.contains_key(address)
+    }
+
+    /// Whether the pool has an endpoint at all.
+    pub fn is_empty(&self) -> bool {
+        self.endpoints.is_empty()
+    }
+
+    /// Leases out.
+    pub fn leases(&self) -> usize {
+        self.leases.len()
+    }
+
+    /// Chooses an endpoint and books the request on it, as lease `id`. `None` when there is no endpoint.
+    pub fn reserve(&mut self, id: LeaseId, ask: &Ask<'_>, now: Instant) -> Option<Choice> {
+        self.expire(now);
+        let mut candidates = std::mem::take(&mut self.candidates);
+        candidates.clear();
+        candidates.extend(self.endpoints.iter().map(|endpoint| Candidate {
+            in_flight: endpoint.in_flight,
+            queued_tokens: endpoint.queued_tokens,
+            cached_tokens: cached(&endpoint.index, ask, self.block_tokens),
+        }));
+        let order = self.policy.choose(&ask.demand, &candidates, self.attempts, &mut self.random);
+        let choice = order.first().and_then(|&place| {
+            Some(Choice {
+                order: order.iter().filter_map(|&at| Some(self.endpoints.get(at)?.address.clone())).collect(),
+                candidate: *candidates.get(place)?,
+                policy: self.policy.name(),
+            })
+        });
+        self.candidates = candidates;
+        self.book_at(id, *order.first()?, ask, now);
+        choice
+    }
+
+    /// Books a request that somebody else sent to `address`. Unknown addresses are let go.
+    pub fn book(&mut self, id: LeaseId, address: &str, ask: &Ask<'_>, now: Instant) {
+        self.expire(now);
+        if let Some(&place) = self.places.get(address) {
+            self.book_at(id, place, ask, now);
+        }
+    }
+
+    fn book_at(&mut self, id: LeaseId, place: usize, ask: &Ask<'_>, now: Instant) {
+        // A lease that comes twice (a repeated message) is the same lease.
+        self.end(id);
+        let Some(endpoint) = self.endpoints.get_mut(place) else { return };
+        let cached = cached(&endpoint.index, ask, self.block_tokens);
+        let queued_tokens = ask.demand.prompt_tokens.saturating_sub(cached);
+        endpoint.in_flight = endpoint.in_flight.saturating_add(1);
+        endpoint.queued_tokens = endpoint.queued_tokens.saturating_add(u64::from(queued_tokens));
+        endpoint.index.insert(ask.blocks);
+        let expires = now + self.lease;
+        self.due.insert((expires, id));
+        let incarnation = endpoint.incarnation;
+        self.leases.insert(id, Lease { place, incarnation, queued_tokens, expires });
+    }
+
+    /// The first token of lease `id` has come: its prompt is computed. `served` is the endpoint that it came from.
+    ///
+    /// After a retry that is another than the chosen one. Then the lease moves there, and of the chosen one nothing
+    /// is believed any more: it failed, and if it comes back it may come back empty.
+    pub fn first_token(&mut self, id: LeaseId, served: Option<&str>, now: Instant) {
+        let Some(lease) = self.leases.get_mut(&id) else { return };
+        if let Some(chosen) = self.endpoints.get_mut(lease.place) {
+            chosen.queued_tokens = chosen.queued_tokens.saturating_sub(u64::from(lease.queued_tokens));
+        }
+        lease.queued_tokens = 0;
+        self.due.remove(&(lease.expires, id));
+        lease.expires = now + self.lease;
+        self.due.insert((lease.expires, id));
+        let moved =
+            served.and_then(|address| self.places.get(address)).filter(|place| **place != lease.place);
+        let Some(&place) = moved else { return };
+        if let Some(failed) = self.endpoints.get_mut(lease.place) {
+            failed.in_flight = failed.in_flight.saturating_sub(1);
+            failed.index = Index::new(self.index_blocks, self.random.next());
+        }
+        if let Some(server) = self.endpoints.get_mut(place) {
+            server.in_flight = server.in_flight.saturating_add(1);
+            lease.place = place;
+            lease.incarnation = server.incarnation;
+        }
+    }
+
+    /// The request of lease `id` is over, however it ended. Says whether there was such a lease.
+    pub fn end(&mut self, id: LeaseId) -> bool {
+        let Some(lease) = self.leases.remove(&id) else { return false };
+        self.due.remove(&(lease.expires, id));
+        if let Some(endpoint) = self.endpoints.get_mut(lease.place) {
+            endpoint.in_flight = endpoint.in_flight.saturating_sub(1);
+            endpoint.queued_tokens = endpoint.queued_tokens.saturating_sub(u64::from(lease.queued_tokens));
+        }
+        true
+    }
+
+    /// Ends the leases whose time is up, and says how many.
+    pub fn expire(&mut self, now: Instant) -> usize {
+        let mut expired = 0;
+        while let Some(&(_, id)) = self.due.first().filter(|(expires, _)| *expires <= now) {
+            self.due.pop_first();
+            expired += usize::from(self.end(id));
+        }
+        expired
+    }
+
+    /// What is known of each endpoint.
+    pub fn loads(&self) -> Vec<Load> {
+        let load = |endpoint: &Endpoint| Load {
+            address: endpoint.address.clone(),
+            in_flight: endpoint.in_flight,
+            queued_tokens: endpoint.queued_tokens,
+            index_blocks: endpoint.index.len(),
+        };
+        self.endpoints.iter().map(load).collect()
+    }
+}
+
+/// Tokens of the prompt that are believed to be in the endpoint's cache. One token is always computed.
+fn cached(index: &Index, ask: &Ask<'_>, block_tokens: u32) -> u32 {
+    let tokens = u32::try_from(index.matched(ask.blocks)).unwrap_or(u32::MAX).saturating_mul(block_tokens);
+    tokens.min(ask.demand.prompt_tokens.saturating_sub(1))
+}
+
+/// An endpoint is named as Envoy's `override_host` reads it: an IP address with its port.
+fn check_address(address: &str) -> Result<(), String> {
+    match address.parse::<std::net::SocketAddr>() {
+        Ok(parsed) if parsed.to_string() == address => Ok(()),
+        Ok(parsed) => Err(format!("write {address:?} as {parsed}")),
+        Err(_) => {
+            Err(format!("{address:?} is not an IP address with a port, as 10.0.0.1:8000 or [::1]:8000"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,179 @@
+use super::*;
+use serde_json::json;
+#[cfg(target_arch = "wasm32")]
+use wasm_bindgen_test::wasm_bindgen_test as test;
+
+const NOW: Instant = Instant::from_millis(1_000);
+
+fn addresses(n: usize) -> Vec<String> {
+    (0..n).map(|i| format!("10.0.0.{i}:8000")).collect()
+}
+
+fn pool(n: usize) -> Pool {
+    Pool::new(&Config::default(), &addresses(n), 9).unwrap()
+}
+
+/// A prompt of `n` blocks that is nobody else's.
+fn blocks(of: u64, n: usize) -> Vec<u64> {
+    let mut random = Random::new(of);
+    (0..n).map(|_| random.next()).collect()
+}
+
+fn ask(blocks: &[u64]) -> Ask<'_> {
+    Ask { blocks, demand: Demand { prompt_tokens: blocks.len() as u32 * 16 + 5, output_tokens: 64 } }
+}
+
+fn idle(pool: &Pool) -> bool {
+    pool.leases() == 0
+        && pool.due.is_empty()
+        && pool.loads().iter().all(|load| load.in_flight == 0 && load.queued_tokens == 0)
+}
+
+#[test]
+fn a_conversation_stays_where_its_prefix_is() {
+    let mut pool = pool(8);
+    for conversation in 0..100 {
+        let all = blocks(conversation, 40);
+        let first = pool.reserve(1, &ask(&all[..20]), NOW).unwrap();
+        pool.first_token(1, Some(&first.order[0]), NOW);
+        pool.end(1);
+        let second = pool.reserve(2, &ask(&all), NOW).unwrap();
+        assert_eq!(second.order[0], first.order[0]);
+        assert_eq!(second.candidate.cached_tokens, 320);
+        pool.end(2);
+    }
+    assert!(idle(&pool));
+}
+
+#[test]
+fn a_burst_that_shares_a_prefix_spreads() {
+    for (prefix, warm) in [(100, false), (100, true), (1_000, true)] {
+        let mut pool = pool(8);
+        let shared = blocks(1, prefix);
+        if warm {
+            pool.reserve(0, &ask(&shared), NOW);
+            pool.first_token(0, None, NOW);
+            pool.end(0);
+        }
+        let mut used = HashMap::new();
+        for id in 1..=80 {
+            *used.entry(pool.reserve(id, &ask(&shared), NOW).unwrap().order[0].clone()).or_insert(0) += 1;
+        }
+        assert!(used.len() >= 6, "{prefix} blocks, warm {warm}: {used:?}");
+        assert!(used.values().all(|n| *n <= 40), "{used:?}");
+    }
+}
+
+#[test]
+fn cold_requests_at_once_share_out_evenly() {
+    let mut pool = pool(8);
+    for id in 0..64 {
+        pool.reserve(id, &ask(&blocks(id, 30)), NOW);
+    }
+    assert!(pool.loads().iter().all(|load| load.in_flight == 8), "{:?}", pool.loads());
+}
+
+#[test]
+fn a_lease_ends_once_and_by_itself_when_nobody_ends_it() {
+    let mut pool = pool(2);
+    pool.reserve(1, &ask(&blocks(1, 4)), NOW);
+    pool.reserve(2, &ask(&blocks(2, 4)), NOW);
+    assert!(pool.end(1));
+    assert!(!pool.end(1), "once");
+    let later = NOW + Duration::from_millis(400_000);
+    pool.first_token(2, None, later);
+    assert_eq!(pool.expire(NOW + Duration::from_millis(600_000)), 0, "the first token renewed it");
+    assert_eq!(pool.expire(later + Duration::from_millis(600_000)), 1);
+    assert!(idle(&pool));
+    assert_eq!(pool.expire(later + Duration::from_millis(6_000_000)), 0);
+}
+
+#[test]
+fn a_repeated_booking_counts_once() {
+    let mut pool = pool(2);
+    let (address, prompt) = (addresses(2)[1].clone(), blocks(1, 4));
+    for _ in 0..3 {
+        pool.book(7, &address, &ask(&prompt), NOW);
+    }
+    assert_eq!((pool.leases(), pool.loads()[1].in_flight), (1, 1));
+    pool.book(8, "10.9.9.9:1", &ask(&prompt), NOW);
+    assert_eq!(pool.leases(), 1, "an unknown address books nothing");
+    pool.end(7);
+    assert!(idle(&pool));
+}
+
+#[test]
+fn after_a_retry_the_lease_is_where_it_was_served_and_the_failed_one_is_forgotten() {
+    let mut pool = pool(2);
+    let prompt = blocks(1, 4);
+    let chosen = pool.reserve(1, &ask(&prompt), NOW).unwrap().order;
+    pool.first_token(1, Some(&chosen[1]), NOW);
+    let load =
+        |pool: &Pool, address: &str| pool.loads().into_iter().find(|load| load.address == address).unwrap();
+    assert_eq!((load(&pool, &chosen[0]).in_flight, load(&pool, &chosen[0]).index_blocks), (0, 0));
+    assert_eq!(load(&pool, &chosen[1]).in_flight, 1);
+    pool.end(1);
+    assert!(idle(&pool));
+}
+
+#[test]
+fn an_endpoint_that_goes_takes_its_leases_and_prefixes_along() {
+    let mut pool = pool(3);
+    let prompt = blocks(1, 4);
+    for (id, address) in (0..).zip(addresses(3)) {
+        pool.book(id, &address, &ask(&prompt), NOW);
+    }
+    let left = vec![addresses(3)[2].clone(), addresses(3)[0].clone()];
+    pool.set_endpoints(&left).unwrap();
+    assert_eq!(pool.leases(), 2);
+    assert!(pool.end(2) && !pool.end(1) && pool.end(0));
+    assert!(idle(&pool));
+    pool.set_endpoints(&addresses(3)).unwrap();
+    let blocks: Vec<usize> = pool.loads().iter().map(|load| load.index_blocks).collect();
+    assert_eq!(blocks, [4, 0, 4], "the one that came back is empty");
+}
+
+#[test]
+fn random_use_never_leaks() {
+    let mut pool = pool(5);
+    let mut random = Random::new(4);
+    let mut now = NOW;
+    for step in 0..20_000_u64 {
+        now = now + Duration::from_millis(random.below(300) as u64);
+        let id = random.below(200) as u64;
+        match random.below(5) {
+            0 | 1 => drop(pool.reserve(id, &ask(&blocks(random.below(30) as u64, random.below(40))), now)),
+            2 => pool.first_token(id, addresses(6).get(random.below(7)).map(String::as_str), now),
+            3 => drop(pool.end(id)),
+            _ if step % 500 == 0 => pool.set_endpoints(&addresses(3 + random.below(4))).unwrap(),
+            _ => {}
+        }
+        let in_flight: u32 = pool.loads().iter().map(|load| load.in_flight).sum();
+        assert_eq!((in_flight as usize, pool.due.len()), (pool.leases(), pool.leases()));
+    }
+    pool.expire(now + Duration::from_millis(600_001));
+    assert!(idle(&pool));
+}
+
+#[test]
+fn wrong_configuration_is_refused_with_its_place() {
+    let message = |config: Value, endpoints: &[&str]| {
+        let endpoints: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
+        match crate::invalid::read_value(config).and_then(|config| Pool::new(&config, &endpoints, 1)) {
+            Ok(_) => panic!("accepted"),
+            Err(invalid) => invalid.to_string(),
+        }
+    };
+    assert!(message(json!({"lease_ms": 0}), &[]).starts_with("lease_ms: "));
+    assert!(message(json!({"policy": "fastest"}), &[]).starts_with("policy: unknown policy \"fastest\""));
+    assert!(
+        message(json!({}), &["10.0.0.1:80", "engine:80"])
+            .starts_with("endpoints[1]: \"engine:80\" is not an IP")
+    );
+    assert!(
+        message(json!({}), &["10.0.0.1:80", "10.0.0.1:80"])
+            .starts_with("endpoints[1]: 10.0.0.1:80 is listed twice")
+    );
+    assert!(message(json!({}), &["10.0.0.1:080"]).contains("10.0.0.1:80"));
+    assert_eq!(pool(0).reserve(1, &ask(&[]), NOW), None);
+}

@@ -1,0 +1,274 @@
+//! One pass over a JSON body: the few fields that matter, borrowed from it; everything else skipped.
+
+use super::dialect::Dialect;
+use super::segment::{Content, Segment};
+use super::sink::{Sink, To, next, next_key, skip};
+use serde::de::{Deserializer, MapAccess, SeqAccess};
+use serde_json::value::RawValue;
+use std::borrow::Cow;
+
+/// What the body says about the model.
+#[derive(Debug, Default)]
+pub(super) enum Model<'a> {
+    #[default]
+    Absent,
+    One(Cow<'a, str>),
+    Wrong(&'static str),
+}
+
+/// The fields of all dialects; no two dialects give one name two meanings.
+#[derive(Debug, Default)]
+pub(super) struct Body<'a> {
+    pub model: Model<'a>,
+    pub stream: bool,
+    pub max_tokens: Option<u64>,
+    pub max_completion_tokens: Option<u64>,
+    pub max_output_tokens: Option<u64>,
+    pub max_new_tokens: Option<u64>,
+    n: Option<u64>,
+    best_of: Option<u64>,
+    tools: Option<&'a RawValue>,
+    system: Vec<Segment<'a>>,
+    turns: Vec<Segment<'a>>,
+    prompts: u64,
+    // What changes the prompt, or who may share its cache, without being text of it.
+    cache_salt: Option<&'a RawValue>,
+    effort: Option<&'a RawValue>,
+    template: Option<&'a RawValue>,
+}
+
+impl<'a> Body<'a> {
+    pub(super) fn read(text: &'a str) -> Result<Self, serde_json::Error> {
+        let mut body = Self::default();
+        let mut json = serde_json::Deserializer::from_str(text);
+        json.deserialize_map(To(&mut body))?;
+        json.end()?;
+        Ok(body)
+    }
+
+    /// Answers asked for per prompt.
+    pub(super) fn choices(&self) -> u64 {
+        self.n.max(self.best_of).unwrap_or(1).max(1)
+    }
+
+    /// Prompts in the request.
+    pub(super) fn prompts(&self) -> u64 {
+        self.prompts.max(1)
+    }
+
+    /// Everything that keeps two equal texts from sharing a cache.
+    pub(super) fn seed(&self, model: Option<&str>) -> Vec<u8> {
+        let mut seed = model.unwrap_or_default().as_bytes().to_vec();
+        for part in [self.cache_salt, self.effort, self.template] {
+            seed.push(0);
+            seed.extend_from_slice(part.map_or("", RawValue::get).as_bytes());
+        }
+        seed
+    }
+
+    /// Tools, then the system's words, then the turns: the order of every known chat template.
+    pub(super) fn into_prompt(mut self, dialect: Dialect) -> Vec<Segment<'a>> {
+        if dialect == Dialect::Responses {
+            // There a bare string is a user's turn; elsewhere it is a prompt as it stands.
+            self.turns
+                .iter_mut()
+                .filter(|turn| turn.role.is_empty())
+                .for_each(|turn| turn.role = "user".into());
+        }
+        let mut prompt = Vec::with_capacity(self.system.len() + self.turns.len() + 1);
+        prompt.extend(self.tools.map(|tools| Segment { role: "tools".into(), content: Content::Raw(tools) }));
+        prompt.extend(self.system);
+        prompt.extend(self.turns);
+        prompt
+    }
+}
+
+impl<'a> Sink<'a> for Body<'a> {
+    fn map<A: MapAccess<'a>>(&mut self, mut map: A) -> Result<(), A::Error> {
+        // A field that comes twice: the last one counts, as it does for the engine (Python's json). Only the
+        // model is too dear for that.
+        while let Some(key) = next_key(&mut map)? {
+            match &*key {
+                "model" => {
+                    let seen = !matches!(self.model, Model::Absent);
+                    self.model = Model::Wrong("not a string");
+                    map.next_value_seed(To(&mut self.model))?;
+                    if seen {
+                        self.model = Model::Wrong("given more than once");
+                    }
+                }
+                "stream" => self.stream = next::<Option<u64>, _>(&mut map)?.is_some_and(|value| value != 0),
+                "max_tokens" => self.max_tokens = next(&mut map)?,
+                "max_completion_tokens" => self.max_completion_tokens = next(&mut map)?,
+                "max_output_tokens" => self.max_output_tokens = next(&mut map)?,
+                "n" => self.n = next(&mut map)?,
+                "best_of" => self.best_of = next(&mut map)?,
+                "sampling_params" => map.next_value_seed(To(&mut Sampling(self)))?,
+                "tools" => {
+                    self.tools = Some(map.next_value()?).filter(|tools: &&RawValue| tools.get() != "null")
+                }
+                "cache_salt" => self.cache_salt = Some(map.next_value()?),
+                "reasoning_effort" | "reasoning" | "thinking" => self.effort = Some(map.next_value()?),
+                "chat_template_kwargs" => self.template = Some(map.next_value()?),
+                "system" => {
+                    self.system.clear();
+                    map.next_value_seed(To(&mut Prompt {
+                        role: "system",
+                        level: Level::Parts,
+                        into: &mut self.system,
+                    }))?;
+                }
+                "instructions" => {
+                    self.system.clear();
+                    let into = &mut self.system;
+                    map.next_value_seed(To(&mut Prompt { role: "instructions", level: Level::Parts, into }))?;
+                }
+                "messages" | "input" | "prompt" | "text" | "input_ids" => {
+                    self.turns.clear();
+                    map.next_value_seed(To(&mut Prompt {
+                        role: "",
+                        level: Level::Whole,
+                        into: &mut self.turns,
+                    }))?;
+                    self.prompts = self.turns.len() as u64;
+                }
+                _ => skip(&mut map)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Sink<'a> for Model<'a> {
+    fn text(&mut self, name: Cow<'a, str>) {
+        *self = Self::One(name);
+    }
+}
+
+/// SGLang's `sampling_params`.
+struct Sampling<'b, 'a>(&'b mut Body<'a>);
+
+impl<'a> Sink<'a> for Sampling<'_, 'a> {
+    fn map<A: MapAccess<'a>>(&mut self, mut map: A) -> Result<(), A::Error> {
+        while let Some(key) = next_key(&mut map)? {
+            match &*key {
+                "max_new_tokens" => self.0.max_new_tokens = next(&mut map)?,
+                "n" => self.0.n = next(&mut map)?,
+                _ => skip(&mut map)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where in a prompt a value stands; lists and objects mean something else at each level.
+#[derive(Clone, Copy, PartialEq)]
+enum Level {
+    /// The whole field: a prompt, or a list of prompts, token ids or messages.
+    Whole,
+    /// A member of that list: a prompt, a token id, a list of token ids, a message.
+    Member,
+    /// One token id of such an inner list.
+    Id,
+    /// What a message says: a string, or a list of parts.
+    Parts,
+    /// One part.
+    Part,
+}
+
+/// Whatever can be a prompt, or a piece of one.
+struct Prompt<'b, 'a> {
+    role: &'static str,
+    level: Level,
+    into: &'b mut Vec<Segment<'a>>,
+}
+
+impl<'a> Prompt<'_, 'a> {
+    fn push(&mut self, content: Content<'a>) {
+        self.into.push(Segment { role: self.role.into(), content });
+    }
+
+    fn at(&mut self, level: Level) -> Prompt<'_, 'a> {
+        Prompt { role: self.role, level, into: self.into }
+    }
+
+    /// A message. Its keys come in any order, and who speaks goes before what is said.
+    fn message<A: MapAccess<'a>>(&mut self, mut map: A) -> Result<(), A::Error> {
+        let first = self.into.len();
+        let mut speaker: Option<Cow<'a, str>> = None;
+        let mut rest = Vec::new();
+        while let Some(key) = next_key(&mut map)? {
+            match &*key {
+                "role" => speaker = next(&mut map)?,
+                "content" => {
+                    self.into.truncate(first);
+                    map.next_value_seed(To(&mut self.at(Level::Parts)))?;
+                }
+                // What labels an item is no text of the prompt.
+                "type" | "id" | "status" | "cache_control" => skip(&mut map)?,
+                _ => {
+                    let raw: &RawValue = map.next_value()?;
+                    if raw.get() != "null" {
+                        rest.push(Segment { role: key, content: Content::Raw(raw) });
+                    }
+                }
+            }
+        }
+        for segment in self.into.iter_mut().skip(first) {
+            if let (Some(speaker), Content::Text(_)) = (&speaker, &segment.content) {
+                segment.role.clone_from(speaker);
+            }
+        }
+        self.into.append(&mut rest);
+        Ok(())
+    }
+
+    /// A part of a message: its text, or an image, a sound, a tool's result as the client wrote it.
+    fn part<A: MapAccess<'a>>(&mut self, mut map: A) -> Result<(), A::Error> {
+        while let Some(key) = next_key(&mut map)? {
+            match &*key {
+                "text" => map.next_value_seed(To(&mut self.at(Level::Part)))?,
+                "type" | "cache_control" => skip(&mut map)?,
+                _ => self.into.push(Segment { role: key, content: Content::Raw(map.next_value()?) }),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Sink<'a> for Prompt<'_, 'a> {
+    fn text(&mut self, text: Cow<'a, str>) {
+        self.push(Content::Text(text));
+    }
+
+    fn number(&mut self, id: u64) {
+        let bytes = (id as u32).to_le_bytes();
+        match self.into.last_mut() {
+            Some(Segment { content: Content::Tokens(ids), .. }) => ids.extend_from_slice(&bytes),
+            _ => self.push(Content::Tokens(bytes.to_vec())),
+        }
+    }
+
+    fn seq<A: SeqAccess<'a>>(&mut self, mut seq: A) -> Result<(), A::Error> {
+        let inner = match self.level {
+            Level::Whole => Level::Member,
+            Level::Parts => Level::Part,
+            Level::Member => {
+                // Each inner list is a prompt of its own, even an empty one.
+                self.push(Content::Tokens(Vec::new()));
+                Level::Id
+            }
+            Level::Id | Level::Part => return Sink::seq(&mut None::<u64>, seq),
+        };
+        while seq.next_element_seed(To(&mut self.at(inner)))?.is_some() {}
+        Ok(())
+    }
+
+    fn map<A: MapAccess<'a>>(&mut self, map: A) -> Result<(), A::Error> {
+        match self.level {
+            Level::Whole | Level::Member => self.message(map),
+            Level::Parts | Level::Part => self.part(map),
+            Level::Id => Sink::map(&mut None::<u64>, map),
+        }
+    }
+}

@@ -1,0 +1,200 @@
+use super::*;
+#[cfg(target_arch = "wasm32")]
+use wasm_bindgen_test::wasm_bindgen_test as test;
+
+fn read_as(dialect: Dialect, body: &str) -> Result<Reading<'_>, Refusal> {
+    read(dialect, body.as_bytes(), &Config::default())
+}
+
+fn prompt(dialect: Dialect, body: &str) -> Vec<String> {
+    read_as(dialect, body).unwrap().prompt.iter().map(ToString::to_string).collect()
+}
+
+fn refused(body: &str) -> String {
+    let refusal = read_as(Dialect::Chat, body).unwrap_err();
+    assert_eq!(refusal.status, 400);
+    refusal.message
+}
+
+#[test]
+fn model_may_come_last_and_content_before_role() {
+    let body = r#"{"messages":[{"content":"hi","role":"user"}],"max_tokens":3,"model":"m"}"#;
+    let reading = read_as(Dialect::Chat, body).unwrap();
+    assert_eq!(reading.facts.model.as_deref(), Some("m"));
+    assert_eq!(reading.facts.max_output_tokens, Some(3));
+    assert_eq!(prompt(Dialect::Chat, body), ["user: hi"]);
+}
+
+#[test]
+fn prompt_is_in_the_order_of_the_template() {
+    let body = r#"{"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url","image_url":{"url":"data:x"}},{"type":"text","text":"b"}]}],
+        "system":[{"type":"text","text":"s","cache_control":{"type":"ephemeral"}}],
+        "tools":[{"name":"find"},{"type":"function","function":{"name":"get"}}],"model":"m"}"#;
+    let expected = ["[tools: find, get]", "system: s", "user: a", "[image_url: 16 bytes]", "user: b"];
+    assert_eq!(prompt(Dialect::Messages, body), expected);
+}
+
+#[test]
+fn an_image_changes_the_blocks_and_a_cache_mark_does_not() {
+    let long = "x".repeat(200);
+    let body = |image: &str, mark: &str| {
+        let part = format!(r#"{{"type":"image_url","image_url":{{"url":"data:{image}"}}}}"#);
+        let body = format!(
+            r#"{{"model":"m","messages":[{{"role":"user","content":[{part},{{"type":"text","text":"{long}"{mark}}}]}}]}}"#
+        );
+        read_as(Dialect::Chat, &body).unwrap().blocks
+    };
+    assert_eq!(body("a", ""), body("a", r#","cache_control":{"type":"ephemeral"}"#));
+    assert_ne!(body("a", "")[0], body("b", "")[0]);
+}
+
+#[test]
+fn the_model_the_salt_and_the_effort_seed_the_blocks() {
+    let body = |model: &str, more: &str| {
+        let text = "y".repeat(100);
+        let body =
+            format!(r#"{{"model":"{model}","messages":[{{"role":"user","content":"{text}"}}]{more}}}"#);
+        read_as(Dialect::Chat, &body).unwrap().blocks[0]
+    };
+    let plain = body("m", "");
+    assert_eq!(plain, body("m", r#","temperature":0.5"#));
+    for other in [body("n", ""), body("m", r#","cache_salt":"s""#), body("m", r#","reasoning_effort":"low""#)]
+    {
+        assert_ne!(plain, other);
+    }
+}
+
+#[test]
+fn a_second_turn_extends_the_first() {
+    let turn = |messages: &str| {
+        let body = format!(r#"{{"model":"m","messages":[{messages}]}}"#);
+        read_as(Dialect::Chat, &body).unwrap().blocks
+    };
+    let said = |role: &str, n: usize| format!(r#"{{"role":"{role}","content":"{}"}}"#, role.repeat(n));
+    let first = turn(&[said("system", 50), said("user", 60)].join(","));
+    let second =
+        turn(&[said("system", 50), said("user", 60), said("assistant", 9), said("user", 20)].join(","));
+    assert!(first.len() > 5 && second.len() > first.len());
+    assert_eq!(second[..first.len()], first[..]);
+}
+
+#[test]
+fn what_could_be_read_two_ways_is_refused_with_its_reason() {
+    for (body, why) in [
+        (r#"{"messages":[]}"#, "model: missing"),
+        (r#"{"model":null}"#, "model: not a string"),
+        (r#"{"model":7}"#, "model: not a string"),
+        (r#"{"model":["m"]}"#, "model: not a string"),
+        (r#"{"model":""}"#, "model: empty"),
+        (r#"{"model":"a","model":"b"}"#, "model: given more than once"),
+        (r#"{"model":"a","mod\u0065l":"b"}"#, "model: given more than once"),
+        (r#"{"model":"a\nb"}"#, "model: has byte 0x0a"),
+        (r#"{"model":"a"} x"#, "trailing characters"),
+        (r#"{"model":"a"}{"model":"b"}"#, "trailing characters"),
+        (r#"["model"]"#, "invalid type"),
+        (r#"{"model":"a","x":NaN}"#, "expected value"),
+        (r#"{"model":"a","x":"#, "EOF"),
+        ("", "EOF"),
+    ] {
+        let message = refused(body);
+        assert!(message.contains(why), "{body}: {message}");
+    }
+    assert!(
+        read(Dialect::Chat, b"{\"model\":\"\xff\"}", &Config::default())
+            .unwrap_err()
+            .message
+            .contains("UTF-8")
+    );
+    assert!(refused(&format!(r#"{{"model":"{}"}}"#, "m".repeat(300))).contains("300 bytes long"));
+}
+
+#[test]
+fn an_escaped_key_and_a_byte_order_mark_are_read_as_the_engine_does() {
+    assert_eq!(read_as(Dialect::Chat, "{\"mod\\u0065l\":\"m\"}").unwrap().facts.model.as_deref(), Some("m"));
+    assert_eq!(
+        read_as(Dialect::Chat, "\u{feff}{\"model\":\"m\"}").unwrap().facts.model.as_deref(),
+        Some("m")
+    );
+}
+
+#[test]
+fn a_model_inside_something_else_is_not_the_model() {
+    let body = r#"{"metadata":{"model":"x"},"messages":[{"role":"user","content":"\"model\":\"y\"","model":"z"}],"model":"m"}"#;
+    assert_eq!(read_as(Dialect::Chat, body).unwrap().facts.model.as_deref(), Some("m"));
+}
+
+#[test]
+fn odd_types_are_left_to_the_engine() {
+    for body in [
+        r#"{"model":"m","messages":7,"max_tokens":"x","stream":[],"n":{},"tools":null}"#,
+        r#"{"model":"m","messages":{"role":1,"content":2}}"#,
+        r#"{"model":"m","messages":[null,1,"x",[[1],[2]],{"content":[null,1,["a"],{"text":5}]}]}"#,
+        r#"{"model":"m","prompt":[[1,2],[3],"x"],"max_tokens":1e400}"#,
+    ] {
+        // 1e400 is out of range for serde_json, and for most engines.
+        let read = read_as(Dialect::Chat, body);
+        assert!(read.is_ok() || body.contains("1e400"), "{body}: {:?}", read.err());
+    }
+}
+
+#[test]
+fn bounds_follow_each_dialect() {
+    let bound = |dialect, more: &str| {
+        let body = format!(r#"{{"model":"m"{more}}}"#);
+        read_as(dialect, &body).unwrap().facts.max_output_tokens
+    };
+    assert_eq!(bound(Dialect::Chat, ""), None);
+    assert_eq!(bound(Dialect::Chat, r#","max_tokens":5,"max_completion_tokens":9,"n":2"#), Some(18));
+    assert_eq!(bound(Dialect::Chat, r#","max_tokens":"5""#), Some(5));
+    assert_eq!(bound(Dialect::Completions, ""), Some(16));
+    assert_eq!(bound(Dialect::Completions, r#","prompt":["a","b"],"best_of":3,"max_tokens":4"#), Some(24));
+    assert_eq!(bound(Dialect::Completions, r#","prompt":[[1,2],[3]],"max_tokens":4"#), Some(8));
+    assert_eq!(bound(Dialect::Completions, r#","prompt":[1,2,3],"max_tokens":4"#), Some(4));
+    assert_eq!(bound(Dialect::Responses, r#","max_output_tokens":7"#), Some(7));
+    assert_eq!(bound(Dialect::Embeddings, r#","input":"a""#), Some(0));
+    assert_eq!(bound(Dialect::Messages, r#","max_tokens":7"#), Some(7));
+    assert_eq!(bound(Dialect::Generate, r#","sampling_params":{"max_new_tokens":12}"#), Some(12));
+    assert_eq!(bound(Dialect::Chat, r#","max_tokens":99999999999"#), Some(u32::MAX));
+}
+
+#[test]
+fn deep_nesting_and_long_lists_are_only_skipped() {
+    let deep = format!(r#"{{"x":{}{},"model":"m"}}"#, "[".repeat(100_000), "]".repeat(100_000));
+    assert_eq!(read_as(Dialect::Chat, &deep).unwrap().facts.model.as_deref(), Some("m"));
+    let deep = format!(r#"{{"model":"m","messages":{}{}}}"#, "[".repeat(100_000), "]".repeat(100_000));
+    assert!(read_as(Dialect::Chat, &deep).is_ok());
+}
+
+#[test]
+fn headers_decide_what_is_held() {
+    let config = Config::default();
+    let plan = |headers: &[(&str, &str)]| plan(&Head::new(headers.iter().copied()), false, &config);
+    let chat = (":path", "/any/prefix/v1/chat/completions?x=/messages");
+    assert_eq!(plan(&[(":method", "POST"), chat]), Plan::Read(Dialect::Chat));
+    assert_eq!(plan(&[(":method", "GET"), chat]), Plan::Pass);
+    assert_eq!(plan(&[(":method", "POST"), (":path", "/v1/files")]), Plan::Pass);
+    assert_eq!(plan(&[(":method", "POST"), chat, ("upgrade", "websocket")]), Plan::Pass);
+    assert_eq!(plan(&[(":method", "POST"), chat, ("content-type", "application/grpc+proto")]), Plan::Pass);
+    for (name, value, status) in [
+        ("content-encoding", "gzip", 415),
+        ("content-type", "multipart/form-data", 415),
+        ("content-length", "999999999", 413),
+    ] {
+        match plan(&[(":method", "POST"), chat, (name, value)]) {
+            Plan::Refuse(refusal) => assert_eq!(refusal.status, status),
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+    assert!(matches!(super::plan(&Head::new([(":method", "POST"), chat]), true, &config), Plan::Refuse(_)));
+}
+
+#[test]
+fn a_refusal_speaks_the_clients_dialect() {
+    let body: serde_json::Value =
+        serde_json::from_str(&Refusal::new(Dialect::Messages, 400, "no \"x\"").body()).unwrap();
+    assert_eq!(body["type"], "error");
+    assert_eq!(body["error"]["message"], "no \"x\"");
+    let body: serde_json::Value =
+        serde_json::from_str(&Refusal::new(Dialect::Chat, 400, "no").body()).unwrap();
+    assert_eq!(body["error"]["type"], "invalid_request_error");
+}

@@ -1,0 +1,221 @@
+//! The JSON of an answer, or of one event of a stream, in every dialect: where usage, errors and endings stand.
+//!
+//! | dialect | usage | end of the stream |
+//! |---|---|---|
+//! | OpenAI chat, completions, embeddings | `usage`, with `prompt_tokens_details` and `completion_tokens_details` | `[DONE]` |
+//! | OpenAI responses | `usage`, in a stream inside `response` of `response.completed` | that event |
+//! | Anthropic | `usage`, in a stream inside `message` first, then at the top; its input leaves cached tokens out | `message_stop` |
+//! | SGLang `/generate` | `meta_info` | `[DONE]` |
+
+use super::Usage;
+use memchr::memmem;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+/// What an event of a stream is worth, from a look at its bytes.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Worth {
+    /// A keep-alive, or half an event.
+    Nothing,
+    /// `[DONE]`.
+    End,
+    /// Some more output, and nothing to know.
+    Delta,
+    /// It may hold something to know.
+    Parsing,
+}
+
+impl Worth {
+    pub(super) fn of(data: &[u8], awaiting_first: bool) -> Self {
+        match data.trim_ascii() {
+            [] => Self::Nothing,
+            b"[DONE]" => Self::End,
+            // Anthropic and `responses` name their events: only deltas are output, the rest is rare.
+            _ if awaiting_first => Self::Parsing,
+            data if NOTABLE.iter().any(|key| has_value(data, key)) => Self::Parsing,
+            data if data.ends_with(b"}") => Self::Delta,
+            _ => Self::Nothing,
+        }
+    }
+}
+
+/// Fields whose value, unless it is null, makes an event worth parsing. `"type"` catches all named events but
+/// the deltas of content (see [`has_value`]).
+const NOTABLE: [&[u8]; 6] =
+    [b"\"usage\"", b"\"finish_reason\"", b"\"stop_reason\"", b"\"error\"", b"\"meta_info\"", b"\"type\""];
+
+/// Whether `key` stands before a value that is not null, nor the type of a mere delta. It may stand inside a
+/// text and then the event is parsed for nothing; it is never overlooked.
+fn has_value(data: &[u8], key: &[u8]) -> bool {
+    memmem::find_iter(data, key).any(|at| {
+        let rest = data.get(at.saturating_add(key.len())..).unwrap_or_default().trim_ascii_start();
+        rest.strip_prefix(b":").is_some_and(|value| {
+            let value = value.trim_ascii_start();
+            let mere_delta = key == b"\"type\""
+                && [&b"\"content_block_delta\""[..], b"\"text_delta\"", b"\"response.output_text.delta\""]
+                    .iter()
+                    .any(|mere| value.starts_with(mere));
+            !value.starts_with(b"null") && !mere_delta
+        })
+    })
+}
+
+/// The fields that tell something, each left unread until somebody asks: one of an odd type spoils no other.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Event<'a> {
+    #[serde(borrow, rename = "type")]
+    kind: Option<&'a RawValue>,
+    object: Option<&'a RawValue>,
+    usage: Option<&'a RawValue>,
+    response: Option<&'a RawValue>,
+    message: Option<&'a RawValue>,
+    meta_info: Option<&'a RawValue>,
+    choices: Option<&'a RawValue>,
+    delta: Option<&'a RawValue>,
+    text: Option<&'a RawValue>,
+    error: Option<&'a RawValue>,
+    code: Option<&'a RawValue>,
+    stop_reason: Option<&'a RawValue>,
+    status: Option<&'a RawValue>,
+}
+
+/// Usage in the words of any dialect.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Counts {
+    prompt_tokens: Option<u64>,
+    input_tokens: Option<u64>,
+    completion_tokens: Option<u64>,
+    output_tokens: Option<u64>,
+    cached_tokens: Option<u64>,
+    reasoning_tokens: Option<u64>,
+    prompt_tokens_details: Option<Details>,
+    input_tokens_details: Option<Details>,
+    completion_tokens_details: Option<Details>,
+    output_tokens_details: Option<Details>,
+    cache_read_input_tokens: Option<u64>,
+    cache_creation_input_tokens: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Details {
+    cached_tokens: Option<u64>,
+    reasoning_tokens: Option<u64>,
+}
+
+/// One choice of an OpenAI answer. An engine's `finish_reason` may be an object (SGLang).
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Choice<'a> {
+    #[serde(borrow)]
+    finish_reason: Option<&'a RawValue>,
+    delta: Option<&'a RawValue>,
+    text: Option<&'a RawValue>,
+}
+
+/// `value` read as a `T`, if it is one.
+fn read<'a, T: Deserialize<'a>>(value: Option<&'a RawValue>) -> Option<T> {
+    value.and_then(|json| serde_json::from_str(json.get()).ok())
+}
+
+impl<'a> Event<'a> {
+    pub(super) fn parse(data: &'a [u8]) -> Option<Self> {
+        serde_json::from_slice(data).ok()
+    }
+
+    /// The usage in this event, on top of what was known.
+    pub(super) fn usage(&self, known: Option<Usage>) -> Option<Usage> {
+        let inner: Option<Event<'_>> = read(self.response).or_else(|| read(self.message));
+        let counts: Counts =
+            read(self.usage).or_else(|| read(inner?.usage)).or_else(|| read(self.meta_info))?;
+        let known = known.unwrap_or_default();
+        let input_details = counts.prompt_tokens_details.or(counts.input_tokens_details).unwrap_or_default();
+        let output_details =
+            counts.completion_tokens_details.or(counts.output_tokens_details).unwrap_or_default();
+        // Anthropic counts cached tokens apart from its input; everybody else inside it.
+        let apart = counts.cache_read_input_tokens.unwrap_or(0);
+        let written = counts.cache_creation_input_tokens.unwrap_or(0);
+        let input = counts
+            .prompt_tokens
+            .or(counts.input_tokens)
+            .map(|n| n.saturating_add(apart).saturating_add(written));
+        let cached = input_details.cached_tokens.or(counts.cached_tokens).or(counts.cache_read_input_tokens);
+        Some(Usage {
+            input: input.unwrap_or(known.input),
+            cached: cached.unwrap_or(known.cached),
+            output: counts.completion_tokens.or(counts.output_tokens).unwrap_or(known.output),
+            reasoning: output_details.reasoning_tokens.or(counts.reasoning_tokens).unwrap_or(known.reasoning),
+        })
+    }
+
+    /// Why the engine stopped.
+    pub(super) fn finish(&self) -> Option<String> {
+        let choices: Vec<Choice<'_>> = read(self.choices).unwrap_or_default();
+        let delta: Option<Event<'_>> = read(self.delta);
+        let response: Option<Event<'_>> = read(self.response);
+        let meta: Option<Choice<'_>> = read(self.meta_info);
+        let reason = choices.iter().find_map(|choice| reason(choice.finish_reason));
+        reason
+            .or_else(|| self::reason(self.stop_reason))
+            .or_else(|| self::reason(delta?.stop_reason))
+            .or_else(|| self::reason(meta?.finish_reason))
+            .or_else(|| {
+                response.and_then(|response| self::reason(response.status)).filter(|_| self.is_last())
+            })
+    }
+
+    /// The type of the engine's error, with its code where that is something else.
+    pub(super) fn error(&self) -> Option<String> {
+        let inner: Option<Event<'_>> = read(self.error);
+        let error = match &inner {
+            Some(inner) => inner,
+            // vLLM before 0.10.1 put the error's fields at the top.
+            None if read::<&str>(self.object) == Some("error") => self,
+            None => return self.error.filter(|json| json.get() != "null").map(|_| "error".to_owned()),
+        };
+        let kind = read::<String>(error.kind);
+        let code =
+            read::<String>(error.code).or_else(|| read::<u64>(error.code).map(|code| code.to_string()));
+        Some(kind.or(code).unwrap_or_else(|| "error".to_owned()))
+    }
+
+    /// Whether the stream is over with this event, in the dialects that say so in JSON.
+    pub(super) fn is_last(&self) -> bool {
+        matches!(
+            read::<&str>(self.kind),
+            Some("message_stop" | "response.completed" | "response.incomplete" | "response.failed")
+        )
+    }
+
+    /// Whether this event of a stream carries output: text, reasoning, a tool call.
+    pub(super) fn has_output(&self) -> bool {
+        if let Some(kind) = read::<&str>(self.kind) {
+            return kind == "content_block_delta"
+                || kind.starts_with("response.") && kind.ends_with(".delta");
+        }
+        let choices: Vec<Choice<'_>> = read(self.choices).unwrap_or_default();
+        self.meta_info.is_some() && says_something(self.text)
+            || choices.iter().any(|choice| says_something(choice.text) || says_something(choice.delta))
+    }
+}
+
+/// A reason to finish: a string, or an object with a `type`.
+fn reason(value: Option<&RawValue>) -> Option<String> {
+    read::<String>(value).or_else(|| read::<String>(read::<Event<'_>>(value)?.kind))
+}
+
+/// Whether a delta is more than an announcement of the role.
+fn says_something(value: Option<&RawValue>) -> bool {
+    match read::<serde_json::Value>(value) {
+        Some(serde_json::Value::String(text)) => !text.is_empty(),
+        Some(serde_json::Value::Object(delta)) => delta.iter().any(|(key, value)| match value {
+            serde_json::Value::String(text) => key != "role" && !text.is_empty(),
+            serde_json::Value::Array(list) => !list.is_empty(),
+            serde_json::Value::Object(_) => true,
+            _ => false,
+        }),
+        _ => false,
+    }
+}

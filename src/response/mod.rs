@@ -1,0 +1,210 @@
+//! What an answer used, when its first token came, how it ended: read from its bytes, however they are cut.
+//!
+//! A [`Reader`] is fed what passes, changes nothing and holds nothing back. Two forms exist: one JSON document,
+//! kept (up to a bound) and read at its end; and server-sent events, read as they come. In a stream most events
+//! carry one token and nothing to know, so an event is parsed only while the first token is awaited, or when it
+//! holds a `usage`, an error or a reason to finish.
+//!
+//! Usage in a stream is a running total: the last one wins, and a later one that leaves a number out keeps the
+//! earlier number (Anthropic sends the input first and the output last).
+//!
+//! Not here: clocks (the caller notes when [`Progress::FirstToken`] came), compressed answers (their usage is
+//! `missing`).
+
+mod event;
+mod sse;
+
+use event::{Event, Worth};
+use sse::Events;
+
+/// Tokens that an answer used. A part that the engine did not name is zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Prompt tokens, cached ones included.
+    pub input: u64,
+    /// Prompt tokens found in the engine's cache; part of `input`.
+    pub cached: u64,
+    /// Tokens written, reasoning included.
+    pub output: u64,
+    /// Tokens of hidden reasoning; part of `output`.
+    pub reasoning: u64,
+}
+
+/// How far [`Report::usage`] can be trusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// The engine's last word.
+    Complete,
+    /// The engine's word so far; the answer broke off.
+    Partial,
+    /// The engine said nothing.
+    Missing,
+}
+
+impl Status {
+    /// As written in logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Complete => "complete",
+            Self::Partial => "partial",
+            Self::Missing => "missing",
+        }
+    }
+}
+
+/// What came of the bytes just fed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Nothing to note.
+    Nothing,
+    /// The first token is among these bytes.
+    FirstToken,
+}
+
+/// What is known of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Tokens used, when the engine said so.
+    pub usage: Option<Usage>,
+    /// How far `usage` can be trusted.
+    pub status: Status,
+    /// Why the engine stopped: `stop`, `length`, `end_turn`, …
+    pub finish: Option<String>,
+    /// The engine's error, also one inside a 200: its type, and its code where it has one.
+    pub error: Option<String>,
+    /// Events of a stream that carried output: what was delivered, when `usage` is missing.
+    pub deltas: u64,
+}
+
+/// Reads one answer.
+#[derive(Debug)]
+pub struct Reader {
+    form: Form,
+    found: Found,
+}
+
+#[derive(Debug)]
+enum Form {
+    Json { body: Vec<u8>, most: usize },
+    Sse(Box<Events>),
+    Opaque,
+}
+
+/// What has been found so far.
+#[derive(Debug, Default)]
+struct Found {
+    usage: Option<Usage>,
+    finish: Option<String>,
+    error: Option<String>,
+    deltas: u64,
+    /// The stream said that it is over.
+    over: bool,
+}
+
+impl Reader {
+    /// Longest JSON document, and longest event of a stream, that is read; of a longer one nothing is known.
+    pub const MOST_BYTES: usize = 8 << 20;
+
+    /// A reader for an answer with these headers.
+    pub fn new(content_type: &str, content_encoding: &str) -> Self {
+        let form =
+            match content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase().as_str() {
+                _ if !matches!(content_encoding, "" | "identity") => Form::Opaque,
+                "text/event-stream" => Form::Sse(Box::new(Events::new(Self::MOST_BYTES))),
+                kind if kind == "application/json" || kind.ends_with("+json") => {
+                    Form::Json { body: Vec::new(), most: Self::MOST_BYTES }
+                }
+                _ => Form::Opaque,
+            };
+        Self { form, found: Found::default() }
+    }
+
+    /// Whether feeding this reader can tell anything; if not, the bytes need not be fetched.
+    pub fn reads(&self) -> bool {
+        !matches!(self.form, Form::Opaque)
+    }
+
+    /// Whether the answer is a stream of events.
+    pub fn is_stream(&self) -> bool {
+        matches!(self.form, Form::Sse(_))
+    }
+
+    /// Takes the next bytes of the answer.
+    pub fn feed(&mut self, bytes: &[u8]) -> Progress {
+        match &mut self.form {
+            Form::Opaque => Progress::Nothing,
+            Form::Json { body, most } => {
+                if body.len().saturating_add(bytes.len()) > *most {
+                    self.form = Form::Opaque;
+                } else {
+                    body.extend_from_slice(bytes);
+                }
+                Progress::Nothing
+            }
+            Form::Sse(events) => {
+                let found = &mut self.found;
+                let before = found.deltas;
+                events.feed(bytes, |data| found.event(data));
+                if before == 0 && found.deltas > 0 { Progress::FirstToken } else { Progress::Nothing }
+            }
+        }
+    }
+
+    /// The answer is over; `whole` says that it ended as HTTP demands, not by a broken connection.
+    pub fn end(mut self, whole: bool) -> Report {
+        let found = &mut self.found;
+        let mut complete = whole;
+        match self.form {
+            Form::Opaque => {}
+            Form::Json { body, .. } => {
+                if let Some(event) = Event::parse(&body) {
+                    found.take(&event);
+                }
+            }
+            Form::Sse(events) => {
+                events.end(|data| found.event(data));
+                complete &= found.over || found.finish.is_some();
+            }
+        }
+        let status = match found.usage {
+            None => Status::Missing,
+            Some(_) if complete => Status::Complete,
+            Some(_) => Status::Partial,
+        };
+        Report {
+            usage: found.usage,
+            status,
+            finish: found.finish.take(),
+            error: found.error.take(),
+            deltas: found.deltas,
+        }
+    }
+}
+
+impl Found {
+    fn event(&mut self, data: &[u8]) {
+        match Worth::of(data, self.deltas == 0) {
+            Worth::Nothing => {}
+            Worth::End => self.over = true,
+            Worth::Delta => self.deltas = self.deltas.saturating_add(1),
+            Worth::Parsing => {
+                if let Some(event) = Event::parse(data) {
+                    self.take(&event);
+                    self.deltas = self.deltas.saturating_add(u64::from(event.has_output()));
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, event: &Event<'_>) {
+        if let Some(usage) = event.usage(self.usage) {
+            self.usage = Some(usage);
+        }
+        self.finish = event.finish().or(self.finish.take());
+        self.error = event.error().or(self.error.take());
+        self.over |= event.is_last();
+    }
+}
+
+#[cfg(test)]
+mod tests;

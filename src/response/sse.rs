@@ -1,0 +1,97 @@
+//! Cuts server-sent events out of bytes that may be cut anywhere.
+//!
+//! The rules are those of the HTML standard (9.2.6): a line ends with LF, CR or CRLF; an empty line ends an event;
+//! the `data` lines of an event are joined with LF; a line that starts with a colon is a comment. Fields other
+//! than `data` tell nothing here. Bytes stay bytes: a character cut in two is joined again before anybody
+//! looks at it.
+
+use memchr::memchr2;
+
+/// The state between two pieces.
+#[derive(Debug)]
+pub(super) struct Events {
+    /// A line whose end has not come yet.
+    line: Vec<u8>,
+    /// The data of an event whose empty line has not come yet.
+    data: Vec<u8>,
+    has_data: bool,
+    /// The last byte was a CR; an LF that follows belongs to it.
+    after_cr: bool,
+    /// More than this is kept of no line and no event; a longer one is dropped.
+    most: usize,
+    /// The line or event at hand is too long.
+    dropped: bool,
+}
+
+impl Events {
+    pub(super) fn new(most: usize) -> Self {
+        Self { line: Vec::new(), data: Vec::new(), has_data: false, after_cr: false, most, dropped: false }
+    }
+
+    /// Takes the next bytes; `event` gets the data of each event that is complete.
+    pub(super) fn feed(&mut self, mut bytes: &[u8], mut event: impl FnMut(&[u8])) {
+        if self.after_cr && !bytes.is_empty() {
+            self.after_cr = false;
+            bytes = bytes.strip_prefix(b"\n").unwrap_or(bytes);
+        }
+        while let Some(end) = memchr2(b'\n', b'\r', bytes) {
+            let (line, rest) = bytes.split_at(end);
+            bytes = match rest {
+                [b'\r', b'\n', rest @ ..] => rest,
+                [b'\r'] => {
+                    self.after_cr = true;
+                    &[]
+                }
+                [_, rest @ ..] => rest,
+                [] => &[],
+            };
+            if self.line.is_empty() {
+                self.take_line(line, &mut event);
+            } else {
+                let mut whole = std::mem::take(&mut self.line);
+                if whole.len().saturating_add(line.len()) <= self.most {
+                    whole.extend_from_slice(line);
+                    self.take_line(&whole, &mut event);
+                } else {
+                    self.dropped = true;
+                }
+                whole.clear();
+                self.line = whole;
+            }
+        }
+        if self.line.len().saturating_add(bytes.len()) <= self.most {
+            self.line.extend_from_slice(bytes);
+        } else {
+            self.dropped = true;
+        }
+    }
+
+    /// No more bytes. An event without its empty line still counts: engines that end abruptly leave one.
+    pub(super) fn end(mut self, mut event: impl FnMut(&[u8])) {
+        let line = std::mem::take(&mut self.line);
+        self.take_line(&line, &mut event);
+        self.take_line(b"", &mut event);
+    }
+
+    fn take_line(&mut self, line: &[u8], event: &mut impl FnMut(&[u8])) {
+        if line.is_empty() {
+            if self.has_data && !self.dropped {
+                event(&self.data);
+            }
+            self.data.clear();
+            self.has_data = false;
+            self.dropped = false;
+        } else if let Some(data) = line.strip_prefix(b"data:") {
+            let data = data.strip_prefix(b" ").unwrap_or(data);
+            if self.has_data {
+                self.data.push(b'\n');
+            }
+            self.has_data = true;
+            if self.data.len().saturating_add(data.len()) <= self.most {
+                self.data.extend_from_slice(data);
+            } else {
+                self.dropped = true;
+            }
+        }
+    }
+}

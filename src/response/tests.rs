@@ -1,0 +1,171 @@
+use super::*;
+#[cfg(target_arch = "wasm32")]
+use wasm_bindgen_test::wasm_bindgen_test as test;
+
+const SSE: &str = "text/event-stream; charset=utf-8";
+
+fn read(content_type: &str, body: &str, piece: usize) -> Report {
+    let mut reader = Reader::new(content_type, "");
+    for bytes in body.as_bytes().chunks(piece) {
+        reader.feed(bytes);
+    }
+    reader.end(true)
+}
+
+fn usage(input: u64, cached: u64, output: u64, reasoning: u64) -> Option<Usage> {
+    Some(Usage { input, cached, output, reasoning })
+}
+
+/// However a stream is cut, it reads the same.
+fn stream(body: &str) -> Report {
+    let whole = read(SSE, body, body.len().max(1));
+    for piece in 1..=body.len().min(200) {
+        assert_eq!(read(SSE, body, piece), whole, "pieces of {piece}");
+    }
+    whole
+}
+
+const OPENAI: &str = concat!(
+    "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}],\"usage\":null}\n\n",
+    ": keep-alive\n\n",
+    "data: {\"choices\":[{\"delta\":{\"content\":\"h\u{e9}\"},\"finish_reason\":null}]}\n\n",
+    "data:\n\n",
+    "data: {\"choices\":[{\"delta\":{\"content\":\" \\\"usage\\\" \"},\"finish_reason\":null}]}\r\n\r\n",
+    "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}]}\r\r",
+    "data: {\"choices\":[],\ndata: \"usage\":{\"prompt_tokens\":9,\"completion_tokens\":2,\"prompt_tokens_details\":{\"cached_tokens\":4}}}\n\n",
+    "data: [DONE]\n\n",
+);
+
+#[test]
+fn an_openai_stream_reads_the_same_however_it_is_cut() {
+    let report = stream(OPENAI);
+    assert_eq!((report.usage, report.status), (usage(9, 4, 2, 0), Status::Complete));
+    assert_eq!((report.finish.as_deref(), report.deltas, report.error), (Some("stop"), 2, None));
+}
+
+#[test]
+fn running_totals_are_not_added_up() {
+    let chunk = |n| {
+        format!(
+            "data: {{\"choices\":[{{\"delta\":{{\"content\":\"x\"}}}}],\"usage\":{{\"prompt_tokens\":10,\"completion_tokens\":{n}}}}}\n\n"
+        )
+    };
+    let body: String = (1..=5).map(chunk).chain(["data: [DONE]\n\n".to_owned()]).collect();
+    assert_eq!(stream(&body).usage, usage(10, 0, 5, 0));
+}
+
+#[test]
+fn an_anthropic_stream_joins_its_two_usages() {
+    let body = concat!(
+        "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":41,\"cache_read_input_tokens\":9,\"output_tokens\":2}}}\n\n",
+        "event: ping\ndata: {\"type\": \"ping\"}\n\n",
+        "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"type\":\"text_delta\",\"text\":\"a\"}}\n\n",
+        "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"type\":\"text_delta\",\"text\":\"b\"}}\n\n",
+        "event: content_block_stop\ndata: {\"type\":\"content_block_stop\",\"index\":0}\n\n",
+        "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"},\"usage\":{\"output_tokens\":18}}\n\n",
+        "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
+    );
+    let report = stream(body);
+    assert_eq!((report.usage, report.status), (usage(50, 9, 18, 0), Status::Complete));
+    assert_eq!((report.finish.as_deref(), report.deltas), (Some("end_turn"), 2));
+}
+
+#[test]
+fn a_responses_stream_ends_with_its_usage() {
+    let body = concat!(
+        "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"status\":\"in_progress\",\"usage\":null}}\n\n",
+        "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"Hi\"}\n\n",
+        "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"status\":\"completed\",\"usage\":{\"input_tokens\":40,\"input_tokens_details\":{\"cached_tokens\":32},\"output_tokens\":30,\"output_tokens_details\":{\"reasoning_tokens\":26}}}}\n\n",
+    );
+    let report = stream(body);
+    assert_eq!((report.usage, report.status), (usage(40, 32, 30, 26), Status::Complete));
+    assert_eq!((report.finish.as_deref(), report.deltas), (Some("completed"), 1));
+}
+
+#[test]
+fn the_first_token_is_output_and_not_an_announcement() {
+    let mut reader = Reader::new(SSE, "");
+    let mut progress = OPENAI.split_inclusive("\n\n").map(|event| reader.feed(event.as_bytes()));
+    assert_eq!(progress.next(), Some(Progress::Nothing), "role");
+    assert_eq!(progress.next(), Some(Progress::Nothing), "comment");
+    assert_eq!(progress.next(), Some(Progress::FirstToken));
+    assert!(progress.all(|progress| progress == Progress::Nothing));
+}
+
+#[test]
+fn a_stream_that_breaks_off_is_partial_or_missing() {
+    let body = "data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":1}}\n\n";
+    assert_eq!(stream(body).status, Status::Partial);
+    let report = stream("data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\ndata: {\"cho");
+    assert_eq!((report.usage, report.status, report.deltas), (None, Status::Missing, 1));
+}
+
+#[test]
+fn one_event_of_garbage_spoils_no_other() {
+    let body = format!("data: {{\"choices\":[{{\"broken\n\ndata: \u{fffd}\n\nnonsense\n\n{OPENAI}");
+    assert_eq!(stream(&body).usage, usage(9, 4, 2, 0));
+}
+
+#[test]
+fn json_answers_of_every_dialect() {
+    for (body, expected, finish) in [
+        (
+            r#"{"choices":[{"finish_reason":"length","message":{"content":"x"}}],"usage":{"prompt_tokens":1200,"completion_tokens":340,"prompt_tokens_details":{"cached_tokens":1024},"completion_tokens_details":{"reasoning_tokens":256}}}"#,
+            usage(1200, 1024, 340, 256),
+            Some("length"),
+        ),
+        (
+            r#"{"type":"message","stop_reason":"end_turn","usage":{"input_tokens":21,"cache_creation_input_tokens":400,"cache_read_input_tokens":1600,"output_tokens":9}}"#,
+            usage(2021, 1600, 9, 0),
+            Some("end_turn"),
+        ),
+        (
+            r#"{"text":"x","meta_info":{"prompt_tokens":3,"completion_tokens":12,"cached_tokens":2,"finish_reason":{"type":"length"}}}"#,
+            usage(3, 2, 12, 0),
+            Some("length"),
+        ),
+        (r#"{"data":[],"usage":{"prompt_tokens":6,"total_tokens":6}}"#, usage(6, 0, 0, 0), None),
+        (r#"{"choices":[{"finish_reason":"stop"}],"usage":null}"#, None, Some("stop")),
+        (r#"{"usage":"odd","choices":7}"#, None, None),
+    ] {
+        let report = read("application/json", body, 7);
+        assert_eq!((report.usage, report.finish.as_deref()), (expected, finish), "{body}");
+    }
+}
+
+#[test]
+fn errors_are_named_in_every_shape() {
+    for (body, expected) in [
+        (
+            r#"{"object":"error","message":"too long","type":"BadRequestError","param":null,"code":400}"#,
+            "BadRequestError",
+        ),
+        (r#"{"error":{"message":"no","type":"rate_limit_error","code":"x"}}"#, "rate_limit_error"),
+        (r#"{"type":"error","error":{"type":"overloaded_error","message":"m"}}"#, "overloaded_error"),
+        (r#"{"error":"plain"}"#, "error"),
+        (r#"{"error":{"code":500}}"#, "500"),
+    ] {
+        assert_eq!(read("application/json", body, 9).error.as_deref(), Some(expected), "{body}");
+        assert_eq!(stream(&format!("data: {body}\n\n")).error.as_deref(), Some(expected), "{body}");
+    }
+    assert_eq!(read("application/json", r#"{"error":null,"usage":{}}"#, 9).error, None);
+}
+
+#[test]
+fn what_cannot_be_read_is_missing_and_bounded() {
+    assert!(!Reader::new("application/json", "gzip").reads());
+    assert!(!Reader::new("text/html", "").reads());
+    let mut reader = Reader::new("application/json", "");
+    for _ in 0..=Reader::MOST_BYTES / 4096 {
+        reader.feed(&[b' '; 4096]);
+    }
+    assert!(!reader.reads());
+    let mut reader = Reader::new(SSE, "");
+    reader.feed(b"data: ");
+    for _ in 0..=Reader::MOST_BYTES / 4096 {
+        reader.feed(&[b'x'; 4096]);
+    }
+    reader.feed(b"\n\n");
+    reader.feed(OPENAI.as_bytes());
+    assert_eq!(reader.end(true).usage, usage(9, 4, 2, 0));
+}
