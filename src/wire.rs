@@ -69,6 +69,9 @@ pub struct Reserve {
     pub output_tokens: u32,
     /// Chained block hashes, sixteen hex digits each, one after the other.
     pub blocks: Blocks,
+    /// What became of earlier leases: under load they need no call of their own.
+    #[serde(default)]
+    pub events: Vec<Event>,
 }
 
 /// The scorer's answer to [`Reserve`].

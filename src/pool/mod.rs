@@ -9,9 +9,11 @@
 //! others' choices by [`Pool::book`].
 
 mod index;
+mod pools;
 mod seeded;
 
 pub use index::Index;
+pub use pools::{Pools, Spec};
 
 use crate::instant::Instant;
 use crate::invalid::Invalid;

@@ -177,3 +177,24 @@ fn wrong_configuration_is_refused_with_its_place() {
     assert!(message(json!({}), &["10.0.0.1:080"]).contains("10.0.0.1:80"));
     assert_eq!(pool(0).reserve(1, &ask(&[]), NOW), None);
 }
+
+#[test]
+fn pools_are_told_apart_by_name_and_model() {
+    let spec = |name: &str, model: &str, endpoint: &str| Spec {
+        name: name.into(),
+        models: vec![model.into()],
+        endpoints: vec![endpoint.into()],
+    };
+    let make =
+        |specs: &[Spec]| Pools::new(specs, &Config::default(), 1).map_err(|invalid| invalid.to_string());
+    let (a, b) = (spec("a", "m", "10.0.0.1:1"), spec("b", "n", "10.0.0.2:1"));
+    let mut pools = make(&[a.clone(), b]).unwrap();
+    assert_eq!((pools.of_model("n"), pools.of_name("a"), pools.of_model("x")), (Some(1), Some(0), None));
+    assert!(pools.get(1).is_some_and(|(name, pool)| name == "b" && pool.contains("10.0.0.2:1")));
+    assert!(make(&[a.clone(), spec("a", "n", "10.0.0.2:1")]).unwrap_err().starts_with("pools[1].name: "));
+    assert!(
+        make(&[a.clone(), spec("b", "m", "10.0.0.2:1")]).unwrap_err().starts_with("pools[1].models[0]: ")
+    );
+    assert!(make(&[a.clone(), spec("b", "n", "host:1")]).unwrap_err().starts_with("pools[1].endpoints[0]: "));
+    assert!(make(&[Spec { endpoints: vec![], ..a }]).unwrap_err().starts_with("pools[0].endpoints: empty"));
+}

@@ -1,1 +1,234 @@
-//! stub
+//! `extract`: reads the body of an inference request once, for all filters behind it.
+//!
+//! It stands first in the chain, holds the headers until the body is complete, and then sets
+//! `x-gateway-model-name`, so that routes can match on the model, and publishes facts and prefix-block hashes as
+//! filter state. What it cannot read for certain it answers itself. Whatever else passes is not held; but of
+//! every request the headers are removed that steer the gateway and that only the gateway may set.
+//!
+//! Holding headers while the body is read needs `allow_on_headers_stop_iteration: true` in the plugin's Envoy
+//! configuration. Without it Envoy keeps the body back as well and the request would hang. A filter cannot see
+//! the field, but it can see its absence: bytes of the body have been received and no body callback came. That
+//! is looked for until the first body callback; then it is known to be right and never looked for again.
+
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use serde::Deserialize;
+use weir::invalid::{self, Invalid};
+use weir::request::{self, Dialect, Head, Plan, Refusal};
+use weir::wire;
+use weir_host::{Body, Callback, Filter, Flow, Host, Kind, Metric, Of};
+
+weir_host::serve!(Extract);
+
+/// Configuration of the plugin.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// How bodies are read.
+    pub request: request::Config,
+    /// How soon a missing `allow_on_headers_stop_iteration` is found out.
+    pub flag_check_ms: FlagCheck,
+}
+
+/// Milliseconds between two looks for a missing flag.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct FlagCheck(NonZeroU64);
+
+impl Default for FlagCheck {
+    fn default() -> Self {
+        const DEFAULT: NonZeroU64 = NonZeroU64::new(250).unwrap();
+        Self(DEFAULT)
+    }
+}
+
+/// The filter.
+#[derive(Debug)]
+pub struct Extract {
+    config: Config,
+    flag: Flag,
+    /// Requests held before the flag is known: their streams, and the size of their headers.
+    held: Vec<(u32, i64)>,
+    metrics: Metrics,
+}
+
+/// What is known of `allow_on_headers_stop_iteration`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Flag {
+    Unknown,
+    Set,
+    Missing,
+}
+
+#[derive(Debug)]
+struct Metrics {
+    read: Metric,
+    passed: Metric,
+    refused: Metric,
+    misconfigured: Metric,
+}
+
+/// What becomes of one request.
+#[derive(Debug)]
+pub enum Stream {
+    /// Nothing more to do.
+    Done,
+    /// Its body is awaited.
+    Reading(Dialect),
+}
+
+const MISSING: &str = "the filter extract needs `allow_on_headers_stop_iteration: true` in its Envoy plugin \
+                       configuration (envoy.extensions.filters.http.wasm.v3.Wasm, field config); without it no \
+                       request body can be read";
+
+impl Filter for Extract {
+    const NAME: &'static str = "weir-extract";
+    const CALLBACKS: &'static [Callback] =
+        &[Callback::RequestHeaders, Callback::RequestBody, Callback::RequestTrailers, Callback::Tick];
+    type Stream = Stream;
+
+    fn configure(config: &[u8], host: &dyn Host) -> Result<Self, Invalid> {
+        let count = |name| host.define(Kind::Counter, name);
+        Ok(Self {
+            config: invalid::read(config)?,
+            flag: Flag::Unknown,
+            held: Vec::new(),
+            metrics: Metrics {
+                read: count("weir_extract_read_total"),
+                passed: count("weir_extract_passed_total"),
+                refused: count("weir_extract_refused_total"),
+                misconfigured: count("weir_extract_misconfigured_total"),
+            },
+        })
+    }
+
+    fn open(&mut self, _: &dyn Host) -> Stream {
+        Stream::Done
+    }
+
+    fn request_headers(&mut self, stream: &mut Stream, host: &dyn Host, end: bool) -> Flow {
+        let headers = host.headers(Of::Request);
+        remove_control_headers(host, &headers);
+        let head = Head::new(headers.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+        match request::plan(&head, end, &self.config.request) {
+            Plan::Pass => {
+                host.add(self.metrics.passed, 1);
+                Flow::Continue
+            }
+            Plan::Refuse(refusal) => self.refuse(host, &refusal),
+            Plan::Read(dialect) if self.flag == Flag::Missing => self.misconfigured(host, dialect),
+            Plan::Read(dialect) => {
+                *stream = Stream::Reading(dialect);
+                if self.flag == Flag::Unknown {
+                    if self.held.is_empty() {
+                        host.tick_every(Duration::from_millis(self.config.flag_check_ms.0.get()));
+                    }
+                    self.held.push((host.stream(), received(host)));
+                }
+                Flow::Hold
+            }
+        }
+    }
+
+    fn request_body(&mut self, stream: &mut Stream, host: &dyn Host, body: Body) -> Flow {
+        let Stream::Reading(dialect) = *stream else { return Flow::Continue };
+        if self.flag == Flag::Unknown {
+            self.flag = Flag::Set;
+            self.held = Vec::new();
+            host.tick_every(Duration::ZERO);
+        }
+        if body.len > self.config.request.max_body_bytes {
+            *stream = Stream::Done;
+            return self.refuse(host, &request::too_large(dialect, &self.config.request));
+        }
+        if !body.end {
+            return Flow::Hold;
+        }
+        self.read(stream, host, dialect, body.len)
+    }
+
+    fn request_trailers(&mut self, stream: &mut Stream, host: &dyn Host) -> Flow {
+        match *stream {
+            Stream::Done => Flow::Continue,
+            Stream::Reading(dialect) => self.read(stream, host, dialect, usize::MAX),
+        }
+    }
+
+    fn tick(&mut self, host: &dyn Host) {
+        if self.flag != Flag::Unknown {
+            return host.tick_every(Duration::ZERO);
+        }
+        let mut held = std::mem::take(&mut self.held);
+        held.retain(|(stream, at_headers)| {
+            let open = host.enter(*stream);
+            if open && received(host) > *at_headers {
+                self.flag = Flag::Missing;
+            }
+            open
+        });
+        if self.flag == Flag::Missing {
+            log::error!("{}: {MISSING}", Self::NAME);
+            for (stream, _) in held.drain(..) {
+                if host.enter(stream) {
+                    self.misconfigured(host, Dialect::Chat);
+                }
+            }
+        }
+        host.leave();
+        if held.is_empty() {
+            host.tick_every(Duration::ZERO);
+        }
+        self.held = held;
+    }
+}
+
+impl Extract {
+    /// The body is complete: publish what it says, or answer.
+    fn read(&mut self, stream: &mut Stream, host: &dyn Host, dialect: Dialect, len: usize) -> Flow {
+        *stream = Stream::Done;
+        let body = host.body(Of::Request, 0, len);
+        match request::read(dialect, &body, &self.config.request) {
+            Ok(reading) => {
+                if let Some(model) = &reading.facts.model {
+                    host.set_header(Of::Request, wire::MODEL, model);
+                }
+                host.set_property(wire::FACTS, wire::write_facts(&reading.facts).as_bytes());
+                host.set_property(wire::BLOCKS, &wire::block_bytes(&reading.blocks));
+                host.add(self.metrics.read, 1);
+                Flow::Continue
+            }
+            Err(refusal) => self.refuse(host, &refusal),
+        }
+    }
+
+    fn refuse(&self, host: &dyn Host, refusal: &Refusal) -> Flow {
+        host.add(self.metrics.refused, 1);
+        answer(host, refusal);
+        Flow::Hold
+    }
+
+    fn misconfigured(&self, host: &dyn Host, dialect: Dialect) -> Flow {
+        host.add(self.metrics.misconfigured, 1);
+        answer(host, &Refusal::new(dialect, 500, MISSING));
+        Flow::Hold
+    }
+}
+
+fn answer(host: &dyn Host, refusal: &Refusal) {
+    host.respond(refusal.status, &[("content-type", "application/json")], refusal.body().as_bytes());
+}
+
+/// Removes every header that only the gateway may set.
+fn remove_control_headers(host: &dyn Host, headers: &[(String, String)]) {
+    for (name, _) in headers {
+        if wire::CONTROL.contains(&name.as_str()) || name.starts_with(wire::CONTROL_PREFIX) {
+            host.remove_header(Of::Request, name);
+        }
+    }
+}
+
+/// Bytes of the request received so far, its headers included.
+fn received(host: &dyn Host) -> i64 {
+    let size = host.property(&["request", "total_size"]).and_then(|bytes| bytes.try_into().ok());
+    size.map_or(0, i64::from_le_bytes)
+}

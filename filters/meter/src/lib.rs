@@ -1,1 +1,170 @@
-//! stub
+//! `meter`: reads the answer to an inference request once, as it passes.
+//!
+//! It stands last in the chain, so it is the first to see the answer, and changes nothing of it. Usage, the time to
+//! the first token (TTFT) and the time per further token (TPOT) go to filter state, for the access log and the
+//! filters before it, and to Envoy's stats.
+//!
+//! ```text
+//! TTFT = first token - request sent on        of streams: of other answers the first byte is the last as well
+//! TPOT = (last token - first token) / (output tokens - 1)
+//! ```
+//!
+//! The clock starts when the request has passed all filters, so reading a slow client's body does not count. An
+//! engine's stats never expire in Envoy, so a label value is one of the configured `models`, or `other`.
+
+use serde::Deserialize;
+use weir::instant::Instant;
+use weir::invalid::{self, Invalid};
+use weir::response::{Progress, Reader, Report, Status};
+use weir::wire;
+use weir_host::{Body, Callback, Filter, Host, Kind, Metric, Of};
+
+weir_host::serve!(Meter);
+
+/// Configuration of the plugin.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Models that get stats of their own; all others count as `other`.
+    pub models: Vec<String>,
+}
+
+/// The filter.
+#[derive(Debug)]
+pub struct Meter {
+    /// Stats by model; the last one is `other`.
+    models: Vec<(String, Metrics)>,
+}
+
+#[derive(Debug)]
+struct Metrics {
+    requests: Metric,
+    errors: Metric,
+    usage_missing: Metric,
+    input: Metric,
+    cached: Metric,
+    output: Metric,
+    ttft: Metric,
+    tpot: Metric,
+}
+
+impl Metrics {
+    fn define(host: &dyn Host, model: &str) -> Self {
+        let name = |name: &str| format!("weir_{name};model={model}");
+        let count = |metric: &str| host.define(Kind::Counter, &name(metric));
+        Self {
+            requests: count("requests_total"),
+            errors: count("errors_total"),
+            usage_missing: count("usage_missing_total"),
+            input: count("input_tokens_total"),
+            cached: count("cached_tokens_total"),
+            output: count("output_tokens_total"),
+            ttft: host.define(Kind::Histogram, &name("ttft_ms")),
+            tpot: host.define(Kind::Histogram, &name("tpot_us")),
+        }
+    }
+}
+
+/// One answer.
+#[derive(Debug)]
+pub struct Stream {
+    sent: Instant,
+    reader: Option<Reader>,
+    status: u16,
+    first: Option<Instant>,
+    last: Instant,
+}
+
+impl Filter for Meter {
+    const NAME: &'static str = "weir-meter";
+    const CALLBACKS: &'static [Callback] = &[Callback::ResponseHeaders, Callback::ResponseBody, Callback::Log];
+    type Stream = Stream;
+
+    fn configure(config: &[u8], host: &dyn Host) -> Result<Self, Invalid> {
+        let config: Config = invalid::read(config)?;
+        let names = config.models.into_iter().chain(["other".to_owned()]);
+        Ok(Self { models: names.map(|name| (name.clone(), Metrics::define(host, &name))).collect() })
+    }
+
+    fn open(&mut self, host: &dyn Host) -> Stream {
+        let now = host.now();
+        Stream { sent: now, reader: None, status: 0, first: None, last: now }
+    }
+
+    fn response_headers(&mut self, stream: &mut Stream, host: &dyn Host, _end: bool) {
+        let headers = host.headers(Of::Response);
+        let value = |name: &str| headers.iter().find(|(own, _)| own == name).map_or("", |(_, value)| value.as_str());
+        stream.status = value(":status").parse().unwrap_or(0);
+        stream.reader = Some(Reader::new(value("content-type"), value("content-encoding")));
+    }
+
+    fn response_body(&mut self, stream: &mut Stream, host: &dyn Host, piece: Body) {
+        let Some(reader) = &mut stream.reader else { return };
+        if piece.len > 0 {
+            stream.last = host.now();
+            let is_first = match reader.reads() {
+                true => reader.feed(&host.body(Of::Response, 0, piece.len)) == Progress::FirstToken || !reader.is_stream(),
+                false => true,
+            };
+            if is_first && stream.first.is_none() {
+                stream.first = Some(stream.last);
+            }
+        }
+        if piece.end {
+            self.finish(stream, host, true);
+        }
+    }
+
+    fn log(&mut self, stream: &mut Stream, host: &dyn Host) {
+        // Trailers or no body at all may have been the proper end; a reset leaves flags behind.
+        let flags = host.property(&["response", "flags"]);
+        let whole = flags.is_some_and(|flags| flags.iter().all(|byte| *byte == 0));
+        self.finish(stream, host, whole);
+    }
+}
+
+impl Meter {
+    fn finish(&self, stream: &mut Stream, host: &dyn Host, whole: bool) {
+        let Some(reader) = stream.reader.take() else { return };
+        let facts = host.property(&[wire::FACTS]);
+        let Some(facts) = facts.and_then(|line| wire::read_facts(std::str::from_utf8(&line).ok()?)) else { return };
+        let is_stream = reader.is_stream();
+        let report = reader.end(whole);
+        let ttft_ms = stream.first.map(|first| first.since(stream.sent).as_secs_f64() * 1e3);
+        let tpot_ms = tpot_ms(stream, &report).filter(|_| is_stream);
+        host.set_property(wire::USAGE, wire::write_usage(&report, ttft_ms, tpot_ms).as_bytes());
+        let model = facts.model.as_deref().unwrap_or("other");
+        let known = self.models.iter().find(|(name, _)| name == model).or(self.models.last());
+        if let Some((_, metrics)) = known {
+            record(host, metrics, stream.status, &report, ttft_ms.filter(|_| is_stream), tpot_ms);
+        }
+    }
+}
+
+fn tpot_ms(stream: &Stream, report: &Report) -> Option<f64> {
+    let output = report.usage.map_or(report.deltas, |usage| usage.output);
+    let further = output.checked_sub(1).filter(|further| *further > 0)?;
+    Some(stream.last.since(stream.first?).as_secs_f64() * 1e3 / further as f64)
+}
+
+fn record(host: &dyn Host, to: &Metrics, status: u16, report: &Report, ttft_ms: Option<f64>, tpot_ms: Option<f64>) {
+    host.add(to.requests, 1);
+    if report.error.is_some() || status >= 400 {
+        host.add(to.errors, 1);
+    } else if report.status == Status::Missing {
+        host.add(to.usage_missing, 1);
+    }
+    if let Some(usage) = report.usage {
+        for (metric, tokens) in [(to.input, usage.input), (to.cached, usage.cached), (to.output, usage.output)] {
+            if tokens > 0 {
+                host.add(metric, tokens);
+            }
+        }
+    }
+    if let Some(ms) = ttft_ms {
+        host.record(to.ttft, ms.round() as u64);
+    }
+    if let Some(ms) = tpot_ms {
+        host.record(to.tpot, (ms * 1e3).round() as u64);
+    }
+}

@@ -1,0 +1,282 @@
+//! Envoy as the host: its callbacks become the [`Filter`]'s, and what holding a request means is settled here.
+//!
+//! - A request that waits for a call is held by every callback that comes meanwhile, whatever it brings: a body
+//!   callback that says "continue" would release the headers undecided.
+//! - The reply to a call resumes the request. A reply that comes when none is awaited is dropped.
+//! - Once a request has been answered here nothing resumes it: Envoy would send it on as well.
+
+use crate::{Body, Call, Filter, Flow, Host, Kind, Metric, Of, Reply, abi};
+use proxy_wasm::hostcalls;
+use proxy_wasm::traits::{Context, HttpContext, RootContext};
+use proxy_wasm::types::{Action, BufferType, ContextType, LogLevel, MapType, MetricType};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+use weir::instant::Instant;
+
+/// The entry of a module: from here on Envoy's callbacks reach `F`.
+pub fn start<F: Filter>() {
+    proxy_wasm::set_log_level(LogLevel::Info);
+    std::panic::set_hook(Box::new(|info| log::error!("{}: {info}", F::NAME)));
+    proxy_wasm::set_root_context(|id| Box::new(Root::<F> { id, filter: None }));
+}
+
+struct Root<F> {
+    id: u32,
+    filter: Option<Rc<RefCell<F>>>,
+}
+
+impl<F: Filter> Root<F> {
+    fn with(&self, act: impl FnOnce(&mut F, &dyn Host)) {
+        if let Some(Ok(mut filter)) = self.filter.as_ref().map(|filter| filter.try_borrow_mut()) {
+            act(&mut filter, &Envoy::new(self.id, self.id));
+        }
+    }
+}
+
+impl<F: Filter> Context for Root<F> {}
+
+impl<F: Filter> RootContext for Root<F> {
+    fn on_configure(&mut self, size: usize) -> bool {
+        let config = abi::buffer(BufferType::PluginConfiguration, 0, size).unwrap_or_default();
+        match F::configure(&config, &Envoy::new(self.id, self.id)) {
+            Ok(filter) => {
+                self.filter = Some(Rc::new(RefCell::new(filter)));
+                true
+            }
+            Err(invalid) => {
+                log::error!("{}: configuration refused: {invalid}", F::NAME);
+                false
+            }
+        }
+    }
+
+    fn on_tick(&mut self) {
+        self.with(|filter, host| filter.tick(host));
+    }
+
+    fn on_queue_ready(&mut self, queue: u32) {
+        self.with(|filter, host| filter.message(host, queue));
+    }
+
+    fn create_http_context(&self, id: u32) -> Option<Box<dyn HttpContext>> {
+        let host = Envoy::new(id, self.id);
+        let stream = self.filter.as_ref().and_then(|filter| Some(filter.try_borrow_mut().ok()?.open(&host)));
+        Some(Box::new(Http { filter: self.filter.clone(), stream, host }))
+    }
+
+    fn get_type(&self) -> Option<ContextType> {
+        Some(ContextType::HttpContext)
+    }
+}
+
+struct Http<F: Filter> {
+    filter: Option<Rc<RefCell<F>>>,
+    stream: Option<F::Stream>,
+    host: Envoy,
+}
+
+impl<F: Filter> Http<F> {
+    fn with<T>(&mut self, act: impl FnOnce(&mut F, &mut F::Stream, &dyn Host) -> T) -> Option<T> {
+        let mut filter = self.filter.as_ref()?.try_borrow_mut().ok()?;
+        Some(act(&mut filter, self.stream.as_mut()?, &self.host))
+    }
+
+    /// A callback of the request's way: held while a call is out or after an answer.
+    fn request(&mut self, act: impl FnOnce(&mut F, &mut F::Stream, &dyn Host) -> Flow) -> Action {
+        if self.host.waits() {
+            return Action::Pause;
+        }
+        let flow = self.with(act).unwrap_or(Flow::Continue);
+        if flow == Flow::Hold || self.host.waits() { Action::Pause } else { Action::Continue }
+    }
+}
+
+impl<F: Filter> Context for Http<F> {
+    fn on_http_call_response(&mut self, call: u32, _: usize, body_size: usize, _: usize) {
+        if self.host.call.get() != Some(call) {
+            return;
+        }
+        self.host.call.set(None);
+        let reply = Reply {
+            headers: headers(MapType::HttpCallResponseHeaders),
+            body: abi::buffer(BufferType::HttpCallResponseBody, 0, body_size).unwrap_or_default(),
+        };
+        let flow = self.with(|filter, stream, host| filter.reply(stream, host, reply)).unwrap_or(Flow::Continue);
+        if flow == Flow::Continue && !self.host.waits() {
+            abi::continue_request();
+        }
+    }
+}
+
+impl<F: Filter> HttpContext for Http<F> {
+    fn on_http_request_headers(&mut self, _: usize, end: bool) -> Action {
+        self.request(|filter, stream, host| filter.request_headers(stream, host, end))
+    }
+
+    fn on_http_request_body(&mut self, len: usize, end: bool) -> Action {
+        self.request(|filter, stream, host| filter.request_body(stream, host, Body { len, end }))
+    }
+
+    fn on_http_request_trailers(&mut self, _: usize) -> Action {
+        self.request(|filter, stream, host| filter.request_trailers(stream, host))
+    }
+
+    fn on_http_response_headers(&mut self, _: usize, end: bool) -> Action {
+        self.with(|filter, stream, host| filter.response_headers(stream, host, end));
+        Action::Continue
+    }
+
+    fn on_http_response_body(&mut self, len: usize, end: bool) -> Action {
+        self.with(|filter, stream, host| filter.response_body(stream, host, Body { len, end }));
+        Action::Continue
+    }
+
+    fn on_log(&mut self) {
+        self.with(|filter, stream, host| filter.log(stream, host));
+    }
+}
+
+/// Envoy, as one context sees it.
+struct Envoy {
+    id: u32,
+    root: u32,
+    /// The call whose reply is awaited.
+    call: Cell<Option<u32>>,
+    answered: Cell<bool>,
+}
+
+impl Envoy {
+    fn new(id: u32, root: u32) -> Self {
+        Self { id, root, call: Cell::new(None), answered: Cell::new(false) }
+    }
+
+    fn waits(&self) -> bool {
+        self.call.get().is_some() || self.answered.get()
+    }
+}
+
+fn headers(map: MapType) -> Vec<(String, String)> {
+    abi::read_pairs(&abi::header_pairs(map).unwrap_or_default())
+}
+
+fn map(of: Of) -> MapType {
+    match of {
+        Of::Request => MapType::HttpRequestHeaders,
+        Of::Response => MapType::HttpResponseHeaders,
+    }
+}
+
+impl Host for Envoy {
+    fn now(&self) -> Instant {
+        Instant::from_nanos(abi::monotonic())
+    }
+
+    fn random(&self) -> u64 {
+        abi::random()
+    }
+
+    fn headers(&self, of: Of) -> Vec<(String, String)> {
+        headers(map(of))
+    }
+
+    fn set_header(&self, of: Of, name: &str, value: &str) {
+        abi::replace_header(map(of), name, value);
+    }
+
+    fn remove_header(&self, of: Of, name: &str) {
+        abi::remove_header(map(of), name);
+    }
+
+    fn body(&self, of: Of, from: usize, len: usize) -> Vec<u8> {
+        let buffer = match of {
+            Of::Request => BufferType::HttpRequestBody,
+            Of::Response => BufferType::HttpResponseBody,
+        };
+        abi::buffer(buffer, from, len).unwrap_or_default()
+    }
+
+    fn property(&self, path: &[&str]) -> Option<Vec<u8>> {
+        match path {
+            [name] => abi::property(name.as_bytes()),
+            path => abi::property(path.join("\0").as_bytes()),
+        }
+    }
+
+    fn set_property(&self, name: &str, value: &[u8]) {
+        abi::set_property(name.as_bytes(), value);
+    }
+
+    fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) {
+        self.answered.set(true);
+        abi::respond(status, headers, body);
+    }
+
+    fn call(&self, call: &Call<'_>) -> bool {
+        let headers = vec![
+            (":method", "POST"),
+            (":path", call.path),
+            (":authority", call.cluster),
+            ("content-type", "application/json"),
+        ];
+        let sent = hostcalls::dispatch_http_call(call.cluster, headers, Some(call.body), vec![], call.timeout);
+        if let Ok(token) = sent {
+            self.call.set(Some(token));
+        }
+        sent.is_ok()
+    }
+
+    fn define(&self, kind: Kind, name: &str) -> Metric {
+        let kind = match kind {
+            Kind::Counter => MetricType::Counter,
+            Kind::Gauge => MetricType::Gauge,
+            Kind::Histogram => MetricType::Histogram,
+        };
+        Metric(abi::define_metric(kind, name))
+    }
+
+    fn add(&self, metric: Metric, by: u64) {
+        abi::add_metric(metric.0, by);
+    }
+
+    fn record(&self, metric: Metric, value: u64) {
+        abi::record_metric(metric.0, value);
+    }
+
+    fn tick_every(&self, interval: Duration) {
+        abi::tick_every(u32::try_from(interval.as_millis()).unwrap_or(u32::MAX));
+    }
+
+    fn shared(&self, key: &str) -> Option<(Vec<u8>, u32)> {
+        abi::shared(key)
+    }
+
+    fn set_shared(&self, key: &str, value: &[u8], version: Option<u32>) -> bool {
+        // The ABI's zero is "whatever its version": no stored value has it.
+        abi::set_shared(key, value, version.unwrap_or(0))
+    }
+
+    fn queue(&self, name: &str) -> Option<u32> {
+        abi::register_queue(name)
+    }
+
+    fn enqueue(&self, queue: u32, message: &[u8]) {
+        abi::enqueue(queue, message);
+    }
+
+    fn dequeue(&self, queue: u32) -> Option<Vec<u8>> {
+        abi::dequeue(queue)
+    }
+
+    fn stream(&self) -> u32 {
+        self.id
+    }
+
+    fn enter(&self, stream: u32) -> bool {
+        abi::enter(stream)
+    }
+
+    fn leave(&self) {
+        abi::enter(self.root);
+    }
+}

@@ -1,0 +1,87 @@
+//! All pools of a filter or a scorer: by their names, and by the models they serve.
+
+use super::{Config, Pool};
+use crate::invalid::Invalid;
+use crate::random::Random;
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+
+/// One pool as it is configured.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Spec {
+    /// Its name, the same in filters and scorer.
+    pub name: String,
+    /// The models its endpoints serve, as clients name them.
+    pub models: Vec<String>,
+    /// Its endpoints, each `address:port`.
+    pub endpoints: Vec<String>,
+}
+
+/// Pools that were accepted.
+#[derive(Debug)]
+pub struct Pools {
+    pools: Vec<(String, Pool)>,
+    by_name: HashMap<String, usize>,
+    by_model: HashMap<String, usize>,
+}
+
+impl Pools {
+    /// Checks and makes all pools; `config` holds for each of them.
+    pub fn new(specs: &[Spec], config: &Config, seed: u64) -> Result<Self, Invalid> {
+        let mut random = Random::new(seed);
+        let mut made = Self { pools: Vec::new(), by_name: HashMap::new(), by_model: HashMap::new() };
+        for (at, spec) in specs.iter().enumerate() {
+            let place = |field: &str| format!("pools[{at}].{field}");
+            if made.by_name.insert(spec.name.clone(), at).is_some() {
+                return Err(Invalid::new(
+                    place("name"),
+                    format!("{:?} is the name of another pool", spec.name),
+                ));
+            }
+            for (nth, model) in spec.models.iter().enumerate() {
+                if made.by_model.insert(model.clone(), at).is_some() {
+                    let why = format!("{model:?} is listed twice; a model belongs to one pool");
+                    return Err(Invalid::new(place(&format!("models[{nth}]")), why));
+                }
+            }
+            if spec.endpoints.is_empty() {
+                return Err(Invalid::new(place("endpoints"), "empty; name at least one endpoint"));
+            }
+            let pool = Pool::new(config, &spec.endpoints, random.next()).map_err(|invalid| {
+                if invalid.at.starts_with("policy") {
+                    invalid
+                } else {
+                    invalid.within(&format!("pools[{at}]"))
+                }
+            })?;
+            made.pools.push((spec.name.clone(), pool));
+        }
+        Ok(made)
+    }
+
+    /// The place of the pool that serves `model`.
+    pub fn of_model(&self, model: &str) -> Option<usize> {
+        self.by_model.get(model).copied()
+    }
+
+    /// The place of the pool of that name.
+    pub fn of_name(&self, name: &str) -> Option<usize> {
+        self.by_name.get(name).copied()
+    }
+
+    /// The pool at a place, and its name.
+    pub fn get(&mut self, place: usize) -> Option<(&str, &mut Pool)> {
+        self.pools.get_mut(place).map(|(name, pool)| (name.as_str(), pool))
+    }
+
+    /// All pools with their names.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Pool)> {
+        self.pools.iter().map(|(name, pool)| (name.as_str(), pool))
+    }
+
+    /// All pools, to act on.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (&str, &mut Pool)> {
+        self.pools.iter_mut().map(|(name, pool)| (name.as_str(), pool))
+    }
+}
