@@ -82,5 +82,4 @@ wasm() {
   done
   ls -l dist/*.wasm >&2
 }
-FILTERS=(extract meter)
 "$@"

@@ -21,7 +21,8 @@ use crate::policy::{Candidate, Demand, Policy};
 use crate::random::Random;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::collections::{BTreeSet, HashMap};
+use std::borrow::Cow;
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::num::{NonZeroU32, NonZeroU64};
 use std::time::Duration;
 
@@ -70,7 +71,7 @@ pub struct Choice {
     /// What is known of the chosen one, from before this request was booked.
     pub candidate: Candidate,
     /// The policy that chose.
-    pub policy: &'static str,
+    pub policy: Cow<'static, str>,
 }
 
 /// A lease's name: unique in the pools that share it.
@@ -84,6 +85,8 @@ pub struct Pool {
     leases: HashMap<LeaseId, Lease>,
     /// Leases by the time at which they end by themselves.
     due: BTreeSet<(Instant, LeaseId)>,
+    /// Leases that ended before they began, newest first: messages can overtake each other.
+    ended_early: VecDeque<LeaseId>,
     policy: Policy,
     random: Random,
     lease: Duration,
@@ -135,6 +138,7 @@ impl Pool {
             places: HashMap::new(),
             leases: HashMap::new(),
             due: BTreeSet::new(),
+            ended_early: VecDeque::new(),
             policy: Policy::read(&config.policy).map_err(|invalid| invalid.within("policy"))?,
             random: Random::new(seed),
             lease: Duration::from_millis(config.lease_ms.get()),
@@ -224,7 +228,7 @@ impl Pool {
             Some(Choice {
                 order: order.iter().filter_map(|&at| Some(self.endpoints.get(at)?.address.clone())).collect(),
                 candidate: *candidates.get(place)?,
-                policy: self.policy.name(),
+                policy: self.policy.name().into(),
             })
         });
         self.candidates = candidates;
@@ -241,8 +245,11 @@ impl Pool {
     }
 
     fn book_at(&mut self, id: LeaseId, place: usize, ask: &Ask<'_>, now: Instant) {
+        if self.ended_early.contains(&id) {
+            return;
+        }
         // A lease that comes twice (a repeated message) is the same lease.
-        self.end(id);
+        self.release(id);
         let Some(endpoint) = self.endpoints.get_mut(place) else { return };
         let cached = cached(&endpoint.index, ask, self.block_tokens);
         let queued_tokens = ask.demand.prompt_tokens.saturating_sub(cached);
@@ -282,8 +289,19 @@ impl Pool {
         }
     }
 
-    /// The request of lease `id` is over, however it ended. Says whether there was such a lease.
+    /// The request of lease `id` is over, however it ended. Says whether there was such a lease. If not, its booking
+    /// may still be on its way, and will not count when it comes.
     pub fn end(&mut self, id: LeaseId) -> bool {
+        const REMEMBERED: usize = 256;
+        let known = self.release(id);
+        if !known {
+            self.ended_early.truncate(REMEMBERED - 1);
+            self.ended_early.push_front(id);
+        }
+        known
+    }
+
+    fn release(&mut self, id: LeaseId) -> bool {
         let Some(lease) = self.leases.remove(&id) else { return false };
         self.due.remove(&(lease.expires, id));
         if let Some(endpoint) = self.endpoints.get_mut(lease.place) {
@@ -298,7 +316,7 @@ impl Pool {
         let mut expired = 0;
         while let Some(&(_, id)) = self.due.first().filter(|(expires, _)| *expires <= now) {
             self.due.pop_first();
-            expired += usize::from(self.end(id));
+            expired += usize::from(self.release(id));
         }
         expired
     }

@@ -89,6 +89,17 @@ fn a_lease_ends_once_and_by_itself_when_nobody_ends_it() {
 }
 
 #[test]
+fn an_end_that_overtakes_its_booking_still_ends_it() {
+    let mut pool = pool(2);
+    assert!(!pool.end(5));
+    let choice = pool.reserve(5, &ask(&blocks(1, 4)), NOW).unwrap();
+    assert_eq!((choice.order.len(), pool.leases()), (2, 0), "an answer, but nothing booked");
+    (100..1_000).for_each(|id| drop(pool.end(id)));
+    pool.reserve(5, &ask(&blocks(1, 4)), NOW);
+    assert_eq!(pool.leases(), 1, "remembered for a while only");
+}
+
+#[test]
 fn a_repeated_booking_counts_once() {
     let mut pool = pool(2);
     let (address, prompt) = (addresses(2)[1].clone(), blocks(1, 4));
@@ -140,7 +151,7 @@ fn random_use_never_leaks() {
     let mut now = NOW;
     for step in 0..20_000_u64 {
         now = now + Duration::from_millis(random.below(300) as u64);
-        let id = random.below(200) as u64;
+        let id = step / 50 + random.below(100) as u64;
         match random.below(5) {
             0 | 1 => drop(pool.reserve(id, &ask(&blocks(random.below(30) as u64, random.below(40))), now)),
             2 => pool.first_token(id, addresses(6).get(random.below(7)).map(String::as_str), now),

@@ -13,7 +13,7 @@
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use weir::invalid::{self, Invalid};
 use weir::request::{self, Dialect, Head, Plan, Refusal};
 use weir::wire;
@@ -22,7 +22,7 @@ use weir_host::{Body, Callback, Filter, Flow, Host, Kind, Metric, Of};
 weir_host::serve!(Extract);
 
 /// Configuration of the plugin.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// How bodies are read.
@@ -32,7 +32,7 @@ pub struct Config {
 }
 
 /// Milliseconds between two looks for a missing flag.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct FlagCheck(NonZeroU64);
 
 impl Default for FlagCheck {

@@ -11,10 +11,27 @@ mod raw {
     #[link(wasm_import_module = "env")]
     unsafe extern "C" {
         pub(super) fn proxy_get_header_map_pairs(map: u32, data: *mut *mut u8, size: *mut usize) -> u32;
-        pub(super) fn proxy_replace_header_map_value(map: u32, k: *const u8, kn: usize, v: *const u8, vn: usize) -> u32;
+        pub(super) fn proxy_replace_header_map_value(
+            map: u32,
+            k: *const u8,
+            kn: usize,
+            v: *const u8,
+            vn: usize,
+        ) -> u32;
         pub(super) fn proxy_remove_header_map_value(map: u32, k: *const u8, kn: usize) -> u32;
-        pub(super) fn proxy_get_buffer_bytes(buffer: u32, from: usize, len: usize, data: *mut *mut u8, size: *mut usize) -> u32;
-        pub(super) fn proxy_get_property(path: *const u8, n: usize, data: *mut *mut u8, size: *mut usize) -> u32;
+        pub(super) fn proxy_get_buffer_bytes(
+            buffer: u32,
+            from: usize,
+            len: usize,
+            data: *mut *mut u8,
+            size: *mut usize,
+        ) -> u32;
+        pub(super) fn proxy_get_property(
+            path: *const u8,
+            n: usize,
+            data: *mut *mut u8,
+            size: *mut usize,
+        ) -> u32;
         pub(super) fn proxy_set_property(path: *const u8, n: usize, v: *const u8, vn: usize) -> u32;
         pub(super) fn proxy_send_local_response(
             status: u32,
@@ -32,8 +49,20 @@ mod raw {
         pub(super) fn proxy_define_metric(kind: u32, name: *const u8, n: usize, id: *mut u32) -> u32;
         pub(super) fn proxy_increment_metric(id: u32, by: i64) -> u32;
         pub(super) fn proxy_record_metric(id: u32, value: u64) -> u32;
-        pub(super) fn proxy_get_shared_data(k: *const u8, kn: usize, v: *mut *mut u8, vn: *mut usize, cas: *mut u32) -> u32;
-        pub(super) fn proxy_set_shared_data(k: *const u8, kn: usize, v: *const u8, vn: usize, cas: u32) -> u32;
+        pub(super) fn proxy_get_shared_data(
+            k: *const u8,
+            kn: usize,
+            v: *mut *mut u8,
+            vn: *mut usize,
+            cas: *mut u32,
+        ) -> u32;
+        pub(super) fn proxy_set_shared_data(
+            k: *const u8,
+            kn: usize,
+            v: *const u8,
+            vn: usize,
+            cas: u32,
+        ) -> u32;
         pub(super) fn proxy_register_shared_queue(name: *const u8, n: usize, id: *mut u32) -> u32;
         pub(super) fn proxy_enqueue_shared_queue(id: u32, v: *const u8, vn: usize) -> u32;
         pub(super) fn proxy_dequeue_shared_queue(id: u32, v: *mut *mut u8, vn: *mut usize) -> u32;
@@ -71,7 +100,13 @@ pub(crate) fn header_pairs(map: MapType) -> Option<Vec<u8>> {
 
 pub(crate) fn replace_header(map: MapType, name: &str, value: &str) {
     unsafe {
-        raw::proxy_replace_header_map_value(map as u32, name.as_ptr(), name.len(), value.as_ptr(), value.len());
+        raw::proxy_replace_header_map_value(
+            map as u32,
+            name.as_ptr(),
+            name.len(),
+            value.as_ptr(),
+            value.len(),
+        );
     }
 }
 
@@ -150,8 +185,9 @@ pub(crate) fn record_metric(id: u32, value: u64) {
 
 pub(crate) fn shared(key: &str) -> Option<(Vec<u8>, u32)> {
     let mut cas = 0;
-    let value =
-        take(|data, size| unsafe { raw::proxy_get_shared_data(key.as_ptr(), key.len(), data, size, &raw mut cas) })?;
+    let value = take(|data, size| unsafe {
+        raw::proxy_get_shared_data(key.as_ptr(), key.len(), data, size, &raw mut cas)
+    })?;
     Some((value, cas))
 }
 

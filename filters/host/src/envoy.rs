@@ -102,7 +102,8 @@ impl<F: Filter> Context for Http<F> {
             headers: headers(MapType::HttpCallResponseHeaders),
             body: abi::buffer(BufferType::HttpCallResponseBody, 0, body_size).unwrap_or_default(),
         };
-        let flow = self.with(|filter, stream, host| filter.reply(stream, host, reply)).unwrap_or(Flow::Continue);
+        let flow =
+            self.with(|filter, stream, host| filter.reply(stream, host, reply)).unwrap_or(Flow::Continue);
         if flow == Flow::Continue && !self.host.waits() {
             abi::continue_request();
         }
@@ -219,7 +220,8 @@ impl Host for Envoy {
             (":authority", call.cluster),
             ("content-type", "application/json"),
         ];
-        let sent = hostcalls::dispatch_http_call(call.cluster, headers, Some(call.body), vec![], call.timeout);
+        let sent =
+            hostcalls::dispatch_http_call(call.cluster, headers, Some(call.body), vec![], call.timeout);
         if let Ok(token) = sent {
             self.call.set(Some(token));
         }

@@ -195,7 +195,10 @@ impl Callback {
 
     /// The exports that a declaration needs.
     pub fn exports(bits: u16) -> impl Iterator<Item = &'static str> {
-        Self::ALL.into_iter().filter(move |(callback, _)| bits & 1 << *callback as u16 != 0).map(|(_, export)| export)
+        Self::ALL
+            .into_iter()
+            .filter(move |(callback, _)| bits & 1 << *callback as u16 != 0)
+            .map(|(_, export)| export)
     }
 }
 
@@ -262,8 +265,7 @@ macro_rules! serve {
 
             #[unsafe(link_section = "weir.callbacks")]
             #[used]
-            static CALLBACKS: [u8; 2] =
-                Callback::bits(<super::$filter as Filter>::CALLBACKS).to_le_bytes();
+            static CALLBACKS: [u8; 2] = Callback::bits(<super::$filter as Filter>::CALLBACKS).to_le_bytes();
 
             #[unsafe(no_mangle)]
             pub extern "C" fn _initialize() {

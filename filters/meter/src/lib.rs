@@ -12,7 +12,7 @@
 //! The clock starts when the request has passed all filters, so reading a slow client's body does not count. An
 //! engine's stats never expire in Envoy, so a label value is one of the configured `models`, or `other`.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use weir::instant::Instant;
 use weir::invalid::{self, Invalid};
 use weir::response::{Progress, Reader, Report, Status};
@@ -22,7 +22,7 @@ use weir_host::{Body, Callback, Filter, Host, Kind, Metric, Of};
 weir_host::serve!(Meter);
 
 /// Configuration of the plugin.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// Models that get stats of their own; all others count as `other`.
@@ -77,7 +77,8 @@ pub struct Stream {
 
 impl Filter for Meter {
     const NAME: &'static str = "weir-meter";
-    const CALLBACKS: &'static [Callback] = &[Callback::ResponseHeaders, Callback::ResponseBody, Callback::Log];
+    const CALLBACKS: &'static [Callback] =
+        &[Callback::ResponseHeaders, Callback::ResponseBody, Callback::Log];
     type Stream = Stream;
 
     fn configure(config: &[u8], host: &dyn Host) -> Result<Self, Invalid> {
@@ -93,7 +94,8 @@ impl Filter for Meter {
 
     fn response_headers(&mut self, stream: &mut Stream, host: &dyn Host, _end: bool) {
         let headers = host.headers(Of::Response);
-        let value = |name: &str| headers.iter().find(|(own, _)| own == name).map_or("", |(_, value)| value.as_str());
+        let value =
+            |name: &str| headers.iter().find(|(own, _)| own == name).map_or("", |(_, value)| value.as_str());
         stream.status = value(":status").parse().unwrap_or(0);
         stream.reader = Some(Reader::new(value("content-type"), value("content-encoding")));
     }
@@ -103,7 +105,10 @@ impl Filter for Meter {
         if piece.len > 0 {
             stream.last = host.now();
             let is_first = match reader.reads() {
-                true => reader.feed(&host.body(Of::Response, 0, piece.len)) == Progress::FirstToken || !reader.is_stream(),
+                true => {
+                    reader.feed(&host.body(Of::Response, 0, piece.len)) == Progress::FirstToken
+                        || !reader.is_stream()
+                }
                 false => true,
             };
             if is_first && stream.first.is_none() {
@@ -127,7 +132,9 @@ impl Meter {
     fn finish(&self, stream: &mut Stream, host: &dyn Host, whole: bool) {
         let Some(reader) = stream.reader.take() else { return };
         let facts = host.property(&[wire::FACTS]);
-        let Some(facts) = facts.and_then(|line| wire::read_facts(std::str::from_utf8(&line).ok()?)) else { return };
+        let Some(facts) = facts.and_then(|line| wire::read_facts(std::str::from_utf8(&line).ok()?)) else {
+            return;
+        };
         let is_stream = reader.is_stream();
         let report = reader.end(whole);
         let ttft_ms = stream.first.map(|first| first.since(stream.sent).as_secs_f64() * 1e3);
@@ -147,7 +154,14 @@ fn tpot_ms(stream: &Stream, report: &Report) -> Option<f64> {
     Some(stream.last.since(stream.first?).as_secs_f64() * 1e3 / further as f64)
 }
 
-fn record(host: &dyn Host, to: &Metrics, status: u16, report: &Report, ttft_ms: Option<f64>, tpot_ms: Option<f64>) {
+fn record(
+    host: &dyn Host,
+    to: &Metrics,
+    status: u16,
+    report: &Report,
+    ttft_ms: Option<f64>,
+    tpot_ms: Option<f64>,
+) {
     host.add(to.requests, 1);
     if report.error.is_some() || status >= 400 {
         host.add(to.errors, 1);
@@ -155,7 +169,9 @@ fn record(host: &dyn Host, to: &Metrics, status: u16, report: &Report, ttft_ms: 
         host.add(to.usage_missing, 1);
     }
     if let Some(usage) = report.usage {
-        for (metric, tokens) in [(to.input, usage.input), (to.cached, usage.cached), (to.output, usage.output)] {
+        for (metric, tokens) in
+            [(to.input, usage.input), (to.cached, usage.cached), (to.output, usage.output)]
+        {
             if tokens > 0 {
                 host.add(metric, tokens);
             }

@@ -12,7 +12,8 @@ use weir_host::Callback;
 fn main() -> Result<()> {
     let paths: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
     let [from, to] = paths.as_slice() else { bail!("usage: weir-trim LINKED.wasm TRIMMED.wasm") };
-    let mut module = walrus::Module::from_file(from).with_context(|| format!("reading {}", from.display()))?;
+    let mut module =
+        walrus::Module::from_file(from).with_context(|| format!("reading {}", from.display()))?;
     let declared = module.customs.remove_raw(Callback::SECTION).map(|section| section.data);
     let Some(&[low, high]) = declared.as_deref() else {
         bail!("{}: no section {}; is it a filter of Weir's?", from.display(), Callback::SECTION)
@@ -25,7 +26,9 @@ fn main() -> Result<()> {
         .filter(|export| !needed.contains(&export.name.as_str()))
         .map(|export| export.id())
         .collect();
-    if let Some(missing) = needed.iter().find(|name| !module.exports.iter().any(|export| export.name == **name)) {
+    if let Some(missing) =
+        needed.iter().find(|name| !module.exports.iter().any(|export| export.name == **name))
+    {
         bail!("{}: declares {missing} but does not export it", from.display());
     }
     for export in unused {
@@ -36,5 +39,10 @@ fn main() -> Result<()> {
 }
 
 /// Without these no module runs.
-const ALWAYS: [&str; 5] =
-    ["proxy_on_vm_start", "proxy_on_configure", "proxy_on_context_create", "proxy_on_delete", "proxy_on_memory_allocate"];
+const ALWAYS: [&str; 5] = [
+    "proxy_on_vm_start",
+    "proxy_on_configure",
+    "proxy_on_context_create",
+    "proxy_on_delete",
+    "proxy_on_memory_allocate",
+];

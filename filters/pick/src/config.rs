@@ -1,0 +1,76 @@
+//! The plugin's configuration.
+
+use serde::{Deserialize, Serialize};
+use std::num::NonZeroU64;
+use weir::invalid::{self, Invalid};
+use weir::pool::{self, Pools, Spec};
+
+/// Configuration of the plugin.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Pools of endpoints, by the models they serve. Only these endpoints are ever set as a destination.
+    pub pools: Vec<Spec>,
+    /// How an endpoint is chosen.
+    #[serde(default)]
+    pub choose: pool::Config,
+    /// The scorer that several proxies share; without one, the filter chooses by itself.
+    #[serde(default)]
+    pub scorer: Option<Scorer>,
+}
+
+/// Where the scorer is, and how long it may take.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scorer {
+    /// The cluster, in Envoy's configuration, that leads to it.
+    pub cluster: String,
+    /// Milliseconds that a request waits for it at the most; then the choice is made here.
+    #[serde(default = "Scorer::timeout_ms")]
+    pub timeout_ms: NonZeroU64,
+    /// Milliseconds between two reports of what became of requests; under load they travel with requests.
+    #[serde(default = "Scorer::report_ms")]
+    pub report_ms: NonZeroU64,
+    /// Milliseconds for which it is left alone after a failure; then one request tries it again.
+    #[serde(default = "Scorer::retry_ms")]
+    pub retry_ms: NonZeroU64,
+}
+
+impl Scorer {
+    const fn timeout_ms() -> NonZeroU64 {
+        const DEFAULT: NonZeroU64 = NonZeroU64::new(50).unwrap();
+        DEFAULT
+    }
+
+    const fn report_ms() -> NonZeroU64 {
+        const DEFAULT: NonZeroU64 = NonZeroU64::new(20).unwrap();
+        DEFAULT
+    }
+
+    const fn retry_ms() -> NonZeroU64 {
+        const DEFAULT: NonZeroU64 = NonZeroU64::new(1000).unwrap();
+        DEFAULT
+    }
+}
+
+impl Config {
+    /// Reads the configuration and checks all of it, the pools too.
+    pub fn read(json: &[u8]) -> Result<Self, Invalid> {
+        let config: Self = invalid::read(json)?;
+        config.pools(0)?;
+        if config.scorer.as_ref().is_some_and(|scorer| scorer.cluster.is_empty()) {
+            return Err(Invalid::new("scorer.cluster", "empty; name the cluster that leads to the scorer"));
+        }
+        Ok(config)
+    }
+
+    /// The pools; `seed` fixes their random choices.
+    pub(crate) fn pools(&self, seed: u64) -> Result<Pools, Invalid> {
+        Pools::new(&self.pools, &self.choose, seed).map_err(|invalid| {
+            match invalid.at.starts_with("policy") {
+                true => invalid.within("choose"),
+                false => invalid,
+            }
+        })
+    }
+}

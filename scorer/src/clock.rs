@@ -1,0 +1,21 @@
+//! The only clock: the core takes `now` as an argument, and it comes from here.
+
+use weir::instant::Instant;
+
+/// Counts from when it was made.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock(std::time::Instant);
+
+impl Clock {
+    /// A clock that starts now.
+    // The ban is for wasm32, where std's clock panics; this crate is never compiled to it.
+    #[allow(clippy::disallowed_methods)]
+    pub fn start() -> Self {
+        Self(std::time::Instant::now())
+    }
+
+    /// The time since the start, as the core counts it.
+    pub fn now(&self) -> Instant {
+        Instant::from_nanos(u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+}

@@ -1,0 +1,18 @@
+//! The native side of Weir: the program `weir`.
+//!
+//! | module | does |
+//! |---|---|
+//! | [`scorer`] | serves the core's pools to many gateways, over HTTP |
+//! | [`check`] | says whether a configuration file would be accepted, and where not |
+//! | [`explain`] | says what the filters would make of one request or one answer |
+//! | [`document`] | files to JSON values |
+//! | [`clock`] | the only clock |
+//!
+//! A shell and nothing more: whatever is decided here is decided by the core and by the filters' own `Config`
+//! types, so that the program cannot disagree with what runs in Envoy.
+
+pub mod check;
+pub mod clock;
+pub mod document;
+pub mod explain;
+pub mod scorer;

@@ -1,0 +1,81 @@
+//! The scorer's configuration: where it listens, its pools, how they choose.
+
+use crate::document;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::net::SocketAddr;
+use weir::invalid::{Invalid, read_value};
+use weir::pool::{self, Pools, Spec};
+
+/// The configuration file of a scorer.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Address and port to listen on.
+    #[serde(default = "loopback")]
+    pub listen: SocketAddr,
+    /// The pools, by the names that the filters use.
+    pub pools: Vec<Spec>,
+    /// How each of them counts and chooses: the same as in the filters.
+    #[serde(default)]
+    pub choose: pool::Config,
+}
+
+fn loopback() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 9090))
+}
+
+impl Config {
+    /// Reads and checks YAML or JSON.
+    pub fn read(text: &[u8]) -> Result<Self, Invalid> {
+        Self::read_document(document::read_one(text)?)
+    }
+
+    /// Reads and checks a document that has been parsed.
+    pub fn read_document(document: Value) -> Result<Self, Invalid> {
+        let config: Self = read_value(document)?;
+        if config.pools.is_empty() {
+            return Err(Invalid::new("pools", "empty; name at least one pool"));
+        }
+        config.pools(0)?;
+        Ok(config)
+    }
+
+    /// The pools, with nothing booked.
+    pub fn pools(&self, seed: u64) -> Result<Pools, Invalid> {
+        Pools::new(&self.pools, &self.choose, seed).map_err(|invalid| match invalid.at.starts_with("pools[") {
+            true => invalid,
+            false => invalid.within("choose"),
+        })
+    }
+
+    /// The endpoints of the pool of that name.
+    pub fn endpoints_of(&self, pool: &str) -> Option<&[String]> {
+        self.pools.iter().find(|spec| spec.name == pool).map(|spec| spec.endpoints.as_slice())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_mistake_is_named_with_its_place() {
+        let cases = [
+            ("pools: []", "pools: empty"),
+            ("listen: 127.0.0.1:1", "missing field `pools`"),
+            ("{pools: [{name: a, models: [], endpoints: []}]}", "pools[0].endpoints: empty"),
+            ("{pools: [{name: a, models: [], endpoints: [x]}]}", "pools[0].endpoints[0]: \"x\" is not an IP"),
+            ("{pools: [{nam: a}]}", "pools[0].nam: unknown field `nam`"),
+            ("{listen: x, pools: []}", "listen: invalid socket address"),
+            (
+                "{choose: {policy: x}, pools: [{name: a, models: [], endpoints: ['[::1]:1']}]}",
+                "choose.policy: unknown policy",
+            ),
+        ];
+        for (text, expected) in cases {
+            let message = Config::read(text.as_bytes()).unwrap_err().to_string();
+            assert!(message.starts_with(expected), "{message}");
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! What the scorer counts, for Prometheus.
+//!
+//! Label values come from the configuration alone, never from a caller, so their number is bounded. What can go
+//! away again, the endpoints, is not kept here: each reading makes those gauges anew from the book, and an
+//! endpoint that left is simply not among them.
+
+use super::{PoolLoad, Refused};
+use prometheus::{
+    Histogram, HistogramOpts, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder, core::Collector,
+};
+use std::time::Duration;
+
+/// Seconds: a choice takes microseconds; beyond a tenth of a second every gateway has stopped waiting.
+const BUCKETS: [f64; 12] =
+    [0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1];
+
+/// The counters.
+#[derive(Debug)]
+pub(super) struct Metrics {
+    registry: Registry,
+    reservations: IntCounterVec,
+    refused: IntCounterVec,
+    expired: IntCounterVec,
+    reserve_seconds: Histogram,
+}
+
+impl Metrics {
+    pub(super) fn new<'a>(pools: impl Iterator<Item = &'a str>) -> prometheus::Result<Self> {
+        let registry = Registry::new();
+        let count = |name: &str, help: &str, label: &str| {
+            registered(&registry, IntCounterVec::new(Opts::new(name, help), &[label])?)
+        };
+        let reservations =
+            count("weir_scorer_reservations_total", "Requests given an endpoint and booked.", "pool")?;
+        let refused =
+            count("weir_scorer_refused_total", "Calls that were refused, by their reason.", "reason")?;
+        let expired = count(
+            "weir_scorer_leases_expired_total",
+            "Leases whose end nobody reported; more than a few mean that a gateway died.",
+            "pool",
+        )?;
+        let seconds = HistogramOpts::new(
+            "weir_scorer_reserve_seconds",
+            "Time from a complete reserve call to its answer, in seconds.",
+        );
+        let reserve_seconds = registered(&registry, Histogram::with_opts(seconds.buckets(BUCKETS.to_vec()))?)?;
+        for pool in pools {
+            reservations.with_label_values(&[pool]);
+            expired.with_label_values(&[pool]);
+        }
+        for reason in Refused::REASONS {
+            refused.with_label_values(&[reason]);
+        }
+        Ok(Self { registry, reservations, refused, expired, reserve_seconds })
+    }
+
+    pub(super) fn reserved(&self, pool: &str) {
+        self.reservations.with_label_values(&[pool]).inc();
+    }
+
+    pub(super) fn refused(&self, refused: &Refused) {
+        self.refused.with_label_values(&[refused.reason()]).inc();
+    }
+
+    pub(super) fn expired(&self, pool: &str, leases: usize) {
+        if leases > 0 {
+            self.expired.with_label_values(&[pool]).inc_by(leases as u64);
+        }
+    }
+
+    pub(super) fn took(&self, time: Duration) {
+        self.reserve_seconds.observe(time.as_secs_f64());
+    }
+
+    /// Everything as text; `loads` is the book at this moment.
+    pub(super) fn text(&self, loads: &[PoolLoad]) -> prometheus::Result<String> {
+        let book = Registry::new();
+        let gauge = |name: &str, help: &str, labels: &[&str]| {
+            registered(&book, IntGaugeVec::new(Opts::new(name, help), labels)?)
+        };
+        let of_endpoint = ["pool", "endpoint"];
+        let leases = gauge("weir_scorer_leases", "Leases out.", &["pool"])?;
+        let in_flight = gauge(
+            "weir_scorer_endpoint_in_flight",
+            "Requests accepted and not finished, over all gateways.",
+            &of_endpoint,
+        )?;
+        let queued = gauge(
+            "weir_scorer_endpoint_queued_tokens",
+            "Uncached prompt tokens of requests whose first token has not come.",
+            &of_endpoint,
+        )?;
+        let blocks = gauge(
+            "weir_scorer_endpoint_index_blocks",
+            "Prefix blocks believed to be in the endpoint's cache.",
+            &of_endpoint,
+        )?;
+        for pool in loads {
+            let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+            leases.with_label_values(&[&pool.name]).set(number(pool.leases as u64));
+            for endpoint in &pool.endpoints {
+                let labels = [&pool.name, &endpoint.address];
+                in_flight.with_label_values(&labels).set(i64::from(endpoint.in_flight));
+                queued.with_label_values(&labels).set(number(endpoint.queued_tokens));
+                blocks.with_label_values(&labels).set(number(endpoint.index_blocks as u64));
+            }
+        }
+        let mut families = self.registry.gather();
+        families.extend(book.gather());
+        TextEncoder::new().encode_to_string(&families)
+    }
+}
+
+fn registered<C: Collector + Clone + 'static>(registry: &Registry, metric: C) -> prometheus::Result<C> {
+    registry.register(Box::new(metric.clone()))?;
+    Ok(metric)
+}
