@@ -106,6 +106,17 @@ impl Index {
         self.evict();
     }
 
+    /// The longest chains held, the one used least recently first: inserted in this order elsewhere they make the
+    /// same index.
+    pub fn chains(&self) -> impl Iterator<Item = Vec<u64>> {
+        self.leaves.iter().map(|(_, leaf)| {
+            let up = |node: &&Node| self.nodes.get(node.parent?);
+            let mut path: Vec<&Node> = std::iter::successors(self.nodes.get(*leaf), up).collect();
+            path.reverse();
+            path.iter().flat_map(|node| &node.run).copied().collect()
+        })
+    }
+
     fn start(&self, chain: &[u64]) -> Option<usize> {
         self.starts.get(chain.first()?).copied()
     }
@@ -264,6 +275,12 @@ mod tests {
                     assert_eq!(index.matched(&chain), chain.len().min(capacity), "just used, so still there");
                 }
                 assert!(index.len() <= capacity);
+                if random.below(50) == 0 {
+                    let mut copy = Index::new(capacity, 4);
+                    index.chains().for_each(|chain| copy.insert(&chain));
+                    assert_eq!(copy.len(), index.len());
+                    assert_eq!(copy.matched(&chain), index.matched(&chain));
+                }
                 let held: usize = index.nodes.iter().map(|node| node.run.len()).sum();
                 assert_eq!(held, index.len());
                 let live = index.nodes.len() - index.free.len();

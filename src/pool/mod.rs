@@ -321,6 +321,27 @@ impl Pool {
         expired
     }
 
+    /// `address` is known to hold a prefix.
+    pub fn hold(&mut self, address: &str, blocks: &[u64]) {
+        if let Some(endpoint) = self.places.get(address).and_then(|place| self.endpoints.get_mut(*place)) {
+            endpoint.index.insert(blocks);
+        }
+    }
+
+    /// All prefixes believed to be held, with their endpoint, to [`Pool::hold`] them elsewhere in this order.
+    pub fn prefixes(&self) -> impl Iterator<Item = (&str, Vec<u64>)> {
+        self.endpoints
+            .iter()
+            .flat_map(|endpoint| endpoint.index.chains().map(|chain| (endpoint.address.as_str(), chain)))
+    }
+
+    /// All leases, with their endpoint and the prompt tokens that wait there, to [`Pool::book`] them elsewhere.
+    pub fn booked(&self) -> impl Iterator<Item = (LeaseId, &str, u32)> {
+        self.leases.iter().filter_map(|(id, lease)| {
+            Some((*id, self.endpoints.get(lease.place)?.address.as_str(), lease.queued_tokens))
+        })
+    }
+
     /// What is known of each endpoint.
     pub fn loads(&self) -> Vec<Load> {
         let load = |endpoint: &Endpoint| Load {

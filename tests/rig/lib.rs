@@ -1,1 +1,293 @@
-//! stub
+//! Starts the product on loopback ports of its own: a real Envoy with the shipped configuration, the filters as
+//! built, engines, and the scorer. Tests, demo and benchmarks stand on it.
+//!
+//! What runs is what ships: `envoy/envoy.yaml` is read, its addresses are replaced and nothing else, unless a test
+//! asks for an edit. Everything started ends when its owner is dropped.
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "test equipment")]
+
+mod config;
+mod process;
+pub mod raw;
+
+pub use config::{filter_config, find_all, shipped};
+pub use process::{Process, repository};
+pub use raw::Raw;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tempfile::TempDir;
+use weir_engine::Engine;
+
+/// An edit of Envoy's configuration, before it is started.
+pub type Edit = Box<dyn Fn(&mut Value) + Send + Sync>;
+
+/// What to start.
+pub struct Setup {
+    /// Engines in each of the two pools, `small` and `large`.
+    pub engines: [usize; 2],
+    /// What every engine is like; its models are set by the rig.
+    pub engine: weir_engine::Config,
+    /// Whether there is a scorer.
+    pub scorer: bool,
+    /// Worker threads of Envoy.
+    pub workers: usize,
+    /// An edit of Envoy's configuration, after the rig's own.
+    pub edit: Option<Edit>,
+    /// An edit of the scorer's configuration.
+    pub edit_scorer: Option<Edit>,
+    /// Log level of Envoy.
+    pub log_level: &'static str,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        let engine = weir_engine::Config { prefill_ms_per_ktoken: 20.0, decode_ms: 2.0, ..Default::default() };
+        Self { engines: [2, 2], engine, scorer: false, workers: 2, edit: None, edit_scorer: None, log_level: "warn" }
+    }
+}
+
+/// The models of the two pools.
+pub const MODELS: [&str; 2] = ["demo-small", "demo-large"];
+
+/// A gateway that runs.
+pub struct Gateway {
+    /// Where clients go: `http://127.0.0.1:PORT`.
+    pub url: String,
+    /// Envoy's admin interface.
+    pub admin: String,
+    /// The engines of both pools.
+    pub engines: [Vec<Engine>; 2],
+    /// The scorer, where there is one.
+    pub scorer: Option<Scorer>,
+    /// Envoy.
+    pub envoy: Process,
+    /// A client that talks HTTP/1.1.
+    pub client: reqwest::Client,
+    dir: TempDir,
+}
+
+/// A scorer that runs.
+pub struct Scorer {
+    /// Its address.
+    pub url: String,
+    /// Its configuration.
+    pub config: PathBuf,
+    /// Its process.
+    pub process: Process,
+    log: PathBuf,
+}
+
+impl Scorer {
+    fn command(config: &Path) -> Vec<String> {
+        let weir = repository().join("dist/weir").display().to_string();
+        vec![weir, "scorer".into(), "--config".into(), config.display().to_string()]
+    }
+
+    /// Starts it again after [`Process::kill`].
+    pub async fn restart(&mut self) -> Result<()> {
+        self.process = Process::start(&Self::command(&self.config), &self.log)?;
+        wait_until("the scorer answers", Duration::from_secs(10), async || get(&self.url, "/healthz").await.is_ok()).await
+    }
+}
+
+impl Gateway {
+    /// Starts everything and waits until it answers.
+    pub async fn start(setup: Setup) -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("weir-").tempdir()?;
+        let mut engines = [Vec::new(), Vec::new()];
+        for ((pool, number), model) in engines.iter_mut().zip(setup.engines).zip(MODELS) {
+            for _ in 0..number {
+                let config = weir_engine::Config { models: vec![model.into()], ..setup.engine.clone() };
+                pool.push(Engine::start(config).await?);
+            }
+        }
+        let addresses = [0, 1].map(|pool: usize| engines[pool].iter().map(|e| e.addr.to_string()).collect::<Vec<_>>());
+        let scorer = match setup.scorer {
+            true => Some(start_scorer(dir.path(), &addresses, setup.edit_scorer.as_ref()).await?),
+            false => None,
+        };
+        let scorer_port = scorer.as_ref().map(|scorer| port_of(&scorer.url));
+        let (port, admin_port) = (free_port()?, free_port()?);
+        let mut envoy = shipped("envoy/envoy.yaml")?;
+        config::place(&mut envoy, &addresses, port, admin_port, scorer_port, &dir.path().join("access.log"));
+        if let Some(edit) = &setup.edit {
+            edit(&mut envoy);
+        }
+        let file = dir.path().join("envoy.json");
+        std::fs::write(&file, serde_json::to_vec_pretty(&envoy)?)?;
+        let command = [
+            envoy_binary()?.display().to_string(),
+            "-c".into(),
+            file.display().to_string(),
+            // With hot restart Envoy ends with the thread that started it.
+            "--disable-hot-restart".into(),
+            "--concurrency".into(),
+            setup.workers.to_string(),
+            "-l".into(),
+            setup.log_level.into(),
+            "--file-flush-interval-msec".into(),
+            "50".into(),
+        ];
+        let envoy = Process::start(&command, &dir.path().join("envoy.log"))?;
+        let client = reqwest::Client::builder().no_proxy().build()?;
+        let (url, admin) = (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{admin_port}"));
+        let gateway = Self { url, admin, engines, scorer, envoy, client, dir };
+        let ready = async || get(&gateway.admin, "/ready").await.is_ok_and(|body| body.starts_with("LIVE"));
+        wait_until("Envoy is ready", Duration::from_secs(30), ready)
+            .await
+            .with_context(|| format!("its log: {}", gateway.envoy_log()))?;
+        Ok(gateway)
+    }
+
+    /// Where this run's configurations and logs are: `envoy.json`, `access.log`, and so on.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Envoy's log so far.
+    pub fn envoy_log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("envoy.log")).unwrap_or_default()
+    }
+
+    /// The scorer's log so far.
+    pub fn scorer_log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("scorer.log")).unwrap_or_default()
+    }
+
+    /// The access log so far, a value per line.
+    pub fn access_log(&self) -> Vec<Value> {
+        let text = std::fs::read_to_string(self.dir.path().join("access.log")).unwrap_or_default();
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+
+    /// The access log line of a request by the id that its answer had.
+    pub async fn logged(&self, request_id: &str) -> Result<Value> {
+        let find = || self.access_log().into_iter().find(|line| line["request_id"] == request_id);
+        wait_until("the access log line", Duration::from_secs(5), async || find().is_some()).await?;
+        find().context("gone")
+    }
+
+    /// Envoy's counters and gauges.
+    pub async fn stats(&self) -> Result<BTreeMap<String, u64>> {
+        let text = get(&self.admin, "/stats").await?;
+        let stat = |line: &str| line.split_once(": ").and_then(|(name, value)| Some((name.to_owned(), value.parse().ok()?)));
+        Ok(text.lines().filter_map(stat).collect())
+    }
+
+    /// One stat of a filter's; zero when it does not exist.
+    pub async fn stat(&self, name: &str) -> Result<u64> {
+        Ok(self.stats().await?.get(&format!("wasmcustom.{name}")).copied().unwrap_or(0))
+    }
+
+    /// Leases out, as `pick` counts them over all workers.
+    pub async fn leases(&self) -> Result<u64> {
+        let stats = self.stats().await?;
+        Ok(stats.iter().filter(|(name, _)| name.contains("weir_pick_leases")).map(|(_, value)| value).sum())
+    }
+
+    /// Leases out, as the scorer counts them.
+    pub async fn scorer_leases(&self) -> Result<u64> {
+        let scorer = self.scorer.as_ref().context("there is no scorer")?;
+        let loads: Value = serde_json::from_str(&get(&scorer.url, "/v1/loads").await?)?;
+        Ok(loads["pools"].as_array().context("pools")?.iter().filter_map(|pool| pool["leases"].as_u64()).sum())
+    }
+
+    /// Requests in the engines, running or waiting.
+    pub fn in_engines(&self) -> usize {
+        self.engines.iter().flatten().map(|engine| engine.state()).map(|state| state.running + state.waiting).sum()
+    }
+
+    /// Waits until nobody holds anything any more: engines, `pick`, scorer.
+    pub async fn quiet(&self, most: Duration) -> Result<()> {
+        let quiet = async || {
+            let scorer = match &self.scorer {
+                Some(_) => self.scorer_leases().await.is_ok_and(|leases| leases == 0),
+                None => true,
+            };
+            scorer && self.in_engines() == 0 && self.leases().await.is_ok_and(|leases| leases == 0)
+        };
+        let waited = wait_until("all leases have ended", most, quiet).await;
+        let (pick, scorer) = (self.leases().await, self.scorer_leases().await.ok());
+        waited.with_context(|| format!("engines {}, pick {pick:?}, scorer {scorer:?}", self.in_engines()))
+    }
+
+    /// What the engines of a pool received, each with the place of the engine, in no order.
+    pub fn received(&self, pool: usize) -> Vec<(usize, weir_engine::Record)> {
+        let engines = self.engines[pool].iter().enumerate();
+        engines.flat_map(|(place, engine)| engine.requests().into_iter().map(move |record| (place, record))).collect()
+    }
+
+    /// Sends a chat request and gives the answer, whatever its status.
+    pub async fn chat(&self, body: &Value) -> Result<reqwest::Response> {
+        Ok(self.client.post(format!("{}/v1/chat/completions", self.url)).json(body).send().await?)
+    }
+}
+
+async fn start_scorer(dir: &Path, addresses: &[Vec<String>; 2], edit: Option<&Edit>) -> Result<Scorer> {
+    let port = free_port()?;
+    let mut scorer = shipped("envoy/scorer.yaml")?;
+    scorer["listen"] = format!("127.0.0.1:{port}").into();
+    for (pool, addresses) in addresses.iter().enumerate() {
+        scorer["pools"][pool]["endpoints"] = addresses.clone().into();
+    }
+    if let Some(edit) = edit {
+        edit(&mut scorer);
+    }
+    let config = dir.join("scorer.json");
+    std::fs::write(&config, serde_json::to_vec_pretty(&scorer)?)?;
+    let log = dir.join("scorer.log");
+    let process = Process::start(&Scorer::command(&config), &log)?;
+    let url = format!("http://127.0.0.1:{port}");
+    wait_until("the scorer answers", Duration::from_secs(10), async || get(&url, "/healthz").await.is_ok()).await?;
+    Ok(Scorer { url, config, process, log })
+}
+
+/// A chat request of one user's message.
+pub fn chat(model: &str, content: &str, max_tokens: u32) -> Value {
+    serde_json::json!({"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": max_tokens})
+}
+
+/// The id of a request, from its answer.
+pub fn request_id(answer: &reqwest::Response) -> String {
+    answer.headers()["x-request-id"].to_str().expect("ASCII").to_owned()
+}
+
+/// The `key=value` fields of what filters wrote into an access log line: of `facts`, `pick` or `usage`.
+pub fn fields(line: &Value, of: &str) -> BTreeMap<String, String> {
+    let fields = line[of].as_str().unwrap_or_default().split(' ');
+    fields.filter_map(|field| field.split_once('=')).map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+}
+
+/// GETs a text; an error unless it answers 200.
+pub async fn get(url: &str, path: &str) -> Result<String> {
+    Ok(reqwest::get(format!("{url}{path}")).await?.error_for_status()?.text().await?)
+}
+
+/// Waits until something holds; an error after `most`.
+pub async fn wait_until(what: &str, most: Duration, mut holds: impl AsyncFnMut() -> bool) -> Result<()> {
+    let holds = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(most, holds).await.with_context(|| format!("waited {most:?} in vain until {what}"))
+}
+
+/// A port of loopback that nobody uses at the moment.
+pub fn free_port() -> Result<u16> {
+    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+fn port_of(url: &str) -> u16 {
+    url.rsplit(':').next().and_then(|port| port.parse().ok()).expect("a URL of the rig's")
+}
+
+/// Envoy, as `build.sh setup` fetched it, or as `WEIR_ENVOY` names it.
+pub fn envoy_binary() -> Result<PathBuf> {
+    let path = std::env::var_os("WEIR_ENVOY").map_or_else(|| repository().join(".tools/envoy"), PathBuf::from);
+    ensure!(path.exists(), "no Envoy at {}: run ./build.sh setup", path.display());
+    Ok(path)
+}

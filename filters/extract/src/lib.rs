@@ -232,3 +232,6 @@ fn received(host: &dyn Host) -> i64 {
     let size = host.property(&["request", "total_size"]).and_then(|bytes| bytes.try_into().ok());
     size.map_or(0, i64::from_le_bytes)
 }
+
+#[cfg(test)]
+mod tests;

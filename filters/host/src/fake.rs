@@ -1,1 +1,435 @@
-//! stub
+//! An Envoy in memory, for tests: one filter, its worker, and what the client and the endpoint would see.
+//!
+//! It keeps the rules that a real one has and fails the test when a filter breaks them: only declared callbacks come;
+//! a request's headers cannot be changed once they have gone on; a body can be read only in its callback, and a
+//! held body grows while a passing one comes in pieces; an answer is given once; a reply comes only to a stream
+//! that waits; nothing goes on while a call is out.
+#![allow(
+    clippy::panic,
+    clippy::expect_used,
+    clippy::missing_panics_doc,
+    reason = "a test that breaks a rule must fail"
+)]
+
+use crate::{Body, Call, Callback, Filter, Flow, Host, Kind, Metric, Of, Reply};
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+use std::time::Duration;
+use weir::instant::Instant;
+use weir::invalid::Invalid;
+use weir::random::Random;
+
+/// What all workers of one Envoy share.
+#[derive(Debug)]
+pub struct World {
+    now: Cell<Instant>,
+    random: RefCell<Random>,
+    metrics: RefCell<Vec<(String, u64)>>,
+    shared: RefCell<HashMap<String, (Vec<u8>, u32)>>,
+    queues: RefCell<Vec<(String, VecDeque<Vec<u8>>)>>,
+    ids: Cell<u32>,
+}
+
+impl World {
+    /// An Envoy that has just started.
+    pub fn new() -> Rc<Self> {
+        Rc::new(Self {
+            now: Cell::new(Instant::from_millis(1_000)),
+            random: RefCell::new(Random::new(11)),
+            metrics: RefCell::default(),
+            shared: RefCell::default(),
+            queues: RefCell::default(),
+            ids: Cell::new(0),
+        })
+    }
+
+    /// Lets time pass.
+    pub fn pass(&self, time: Duration) {
+        self.now.set(self.now.get() + time);
+    }
+
+    /// The value of a metric.
+    pub fn metric(&self, name: &str) -> u64 {
+        self.metrics.borrow().iter().find(|(own, _)| own == name).map_or(0, |(_, value)| *value)
+    }
+
+    fn next_id(&self) -> u32 {
+        self.ids.set(self.ids.get() + 1);
+        self.ids.get()
+    }
+}
+
+/// One worker, with one filter.
+#[derive(Debug)]
+pub struct Worker<F: Filter> {
+    filter: F,
+    root: Fake,
+    world: Rc<World>,
+}
+
+/// One request at one filter.
+#[derive(Debug)]
+pub struct Exchange<F: Filter> {
+    stream: F::Stream,
+    fake: Fake,
+    held: bool,
+    has_body: bool,
+}
+
+/// A call that a filter made.
+#[derive(Clone, Debug)]
+pub struct Sent {
+    /// The cluster called.
+    pub cluster: String,
+    /// The path.
+    pub path: String,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+/// An answer that a filter gave.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// HTTP status.
+    pub status: u16,
+    /// The body.
+    pub body: String,
+}
+
+impl<F: Filter> Worker<F> {
+    /// A worker of an Envoy of its own. Fails the test when the configuration is refused.
+    pub fn new(config: &str) -> Self {
+        Self::of(&World::new(), config).expect("a good configuration")
+    }
+
+    /// One more worker of an Envoy.
+    pub fn of(world: &Rc<World>, config: &str) -> Result<Self, Invalid> {
+        let root = Fake::new(world, &Rc::default());
+        Ok(Self { filter: F::configure(config.as_bytes(), &root)?, root, world: world.clone() })
+    }
+
+    /// Its Envoy.
+    pub fn world(&self) -> &World {
+        &self.world
+    }
+
+    /// A request comes, with filter state that earlier filters have published.
+    pub fn request(&mut self, headers: &[(&str, &str)], state: &[(&str, &[u8])], end: bool) -> Exchange<F> {
+        let fake = Fake::new(&self.world, &self.root.ticks);
+        fake.request
+            .replace(headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect());
+        fake.state.replace(state.iter().map(|(name, value)| ((*name).to_owned(), value.to_vec())).collect());
+        fake.request_open.set(true);
+        let stream = self.filter.open(&fake);
+        let mut exchange = Exchange { stream, fake, held: false, has_body: !end };
+        if declared::<F>(Callback::RequestHeaders) {
+            let flow = self.filter.request_headers(&mut exchange.stream, &exchange.fake, end);
+            exchange.follow(flow);
+        } else {
+            exchange.follow(Flow::Continue);
+        }
+        exchange
+    }
+
+    /// More of the request's body comes.
+    pub fn body(&mut self, exchange: &mut Exchange<F>, bytes: &[u8], end: bool) {
+        if exchange.fake.waits() || !declared::<F>(Callback::RequestBody) {
+            return;
+        }
+        let mut body = exchange.fake.body.borrow_mut();
+        if !exchange.held {
+            body.clear();
+        }
+        body.extend_from_slice(bytes);
+        let len = body.len();
+        drop(body);
+        exchange.fake.body_open.set(true);
+        let flow = self.filter.request_body(&mut exchange.stream, &exchange.fake, Body { len, end });
+        exchange.fake.body_open.set(false);
+        exchange.follow(flow);
+    }
+
+    /// The request ends with trailers.
+    pub fn trailers(&mut self, exchange: &mut Exchange<F>) {
+        exchange.fake.body_open.set(true);
+        let flow = self.filter.request_trailers(&mut exchange.stream, &exchange.fake);
+        exchange.fake.body_open.set(false);
+        exchange.follow(flow);
+    }
+
+    /// The call that the request waits for is answered.
+    pub fn reply(&mut self, exchange: &mut Exchange<F>, headers: &[(&str, &str)], body: &[u8]) {
+        assert!(exchange.fake.calling.replace(false), "no call is out");
+        let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let flow =
+            self.filter.reply(&mut exchange.stream, &exchange.fake, Reply { headers, body: body.to_vec() });
+        exchange.follow(flow);
+    }
+
+    /// The endpoint answers with headers, from `upstream`.
+    pub fn response(&mut self, exchange: &mut Exchange<F>, upstream: &str, headers: &[(&str, &str)]) {
+        assert!(!exchange.held, "the endpoint answers a request that never reached it");
+        exchange
+            .fake
+            .response
+            .replace(headers.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect());
+        exchange.fake.state.borrow_mut().insert("upstream.address".into(), upstream.into());
+        if declared::<F>(Callback::ResponseHeaders) {
+            self.filter.response_headers(&mut exchange.stream, &exchange.fake, false);
+        }
+    }
+
+    /// A piece of the endpoint's answer.
+    pub fn piece(&mut self, exchange: &mut Exchange<F>, bytes: &[u8], end: bool) {
+        if declared::<F>(Callback::ResponseBody) {
+            exchange.fake.piece.replace(bytes.to_vec());
+            let piece = Body { len: bytes.len(), end };
+            self.filter.response_body(&mut exchange.stream, &exchange.fake, piece);
+            exchange.fake.piece.borrow_mut().clear();
+        }
+    }
+
+    /// The stream is over; gives what there was to see.
+    pub fn finish(&mut self, mut exchange: Exchange<F>) -> Fake {
+        exchange.fake.request_open.set(false);
+        if declared::<F>(Callback::Log) {
+            self.filter.log(&mut exchange.stream, &exchange.fake);
+        }
+        exchange.fake
+    }
+
+    /// A tick, if the filter asked for one; says whether it did.
+    pub fn tick(&mut self) -> bool {
+        let wanted = self.root.ticks.get();
+        if wanted {
+            self.filter.tick(&self.root);
+        }
+        wanted
+    }
+
+    /// Calls that were made outside of streams.
+    pub fn calls(&self) -> Vec<Sent> {
+        self.root.calls.take()
+    }
+
+    /// Delivers what waits in the queues of this worker.
+    pub fn hear(&mut self, queue: u32) {
+        self.filter.message(&self.root, queue);
+    }
+}
+
+impl<F: Filter> Exchange<F> {
+    fn follow(&mut self, flow: Flow) {
+        self.held = flow == Flow::Hold || self.fake.waits();
+        assert!(!(self.held && !self.has_body && !self.fake.waits()), "held, and nothing will ever come");
+        if !self.held {
+            self.fake.request_open.set(false);
+        }
+    }
+
+    /// Whether the request is being held.
+    pub fn held(&self) -> bool {
+        self.held
+    }
+
+    /// What there is to see.
+    pub fn see(&self) -> &Fake {
+        &self.fake
+    }
+}
+
+fn declared<F: Filter>(callback: Callback) -> bool {
+    F::CALLBACKS.contains(&callback)
+}
+
+/// Envoy, as one stream or one worker sees it; and, for the test, what came of it.
+#[derive(Debug)]
+pub struct Fake {
+    world: Rc<World>,
+    id: u32,
+    request: RefCell<Vec<(String, String)>>,
+    response: RefCell<Vec<(String, String)>>,
+    request_open: Cell<bool>,
+    body: RefCell<Vec<u8>>,
+    body_open: Cell<bool>,
+    piece: RefCell<Vec<u8>>,
+    state: RefCell<HashMap<String, Vec<u8>>>,
+    answer: RefCell<Option<Answer>>,
+    calls: RefCell<Vec<Sent>>,
+    calling: Cell<bool>,
+    /// Of the worker: a stream's wish for ticks is its worker's.
+    ticks: Rc<Cell<bool>>,
+}
+
+impl Fake {
+    fn new(world: &Rc<World>, ticks: &Rc<Cell<bool>>) -> Self {
+        Self {
+            world: world.clone(),
+            id: world.next_id(),
+            request: RefCell::default(),
+            response: RefCell::default(),
+            request_open: Cell::new(false),
+            body: RefCell::default(),
+            body_open: Cell::new(false),
+            piece: RefCell::default(),
+            state: RefCell::default(),
+            answer: RefCell::default(),
+            calls: RefCell::default(),
+            calling: Cell::new(false),
+            ticks: ticks.clone(),
+        }
+    }
+
+    fn waits(&self) -> bool {
+        self.calling.get() || self.answer.borrow().is_some()
+    }
+
+    /// The values of a request header, as the endpoint gets them.
+    pub fn header(&self, name: &str) -> Vec<String> {
+        self.request.borrow().iter().filter(|(own, _)| own == name).map(|(_, value)| value.clone()).collect()
+    }
+
+    /// Filter state as text.
+    pub fn state(&self, name: &str) -> Option<String> {
+        self.state.borrow().get(name).map(|value| String::from_utf8_lossy(value).into_owned())
+    }
+
+    /// The answer that the filter gave itself.
+    pub fn answer(&self) -> Option<Answer> {
+        self.answer.borrow().clone()
+    }
+
+    /// Calls made for this stream.
+    pub fn calls(&self) -> Vec<Sent> {
+        self.calls.take()
+    }
+}
+
+impl Host for Fake {
+    fn now(&self) -> Instant {
+        self.world.now.get()
+    }
+
+    fn random(&self) -> u64 {
+        self.world.random.borrow_mut().next()
+    }
+
+    fn headers(&self, of: Of) -> Vec<(String, String)> {
+        match of {
+            // What Envoy has no map for at the moment it does not give.
+            Of::Request if self.request_open.get() => self.request.borrow().clone(),
+            Of::Request => Vec::new(),
+            Of::Response => self.response.borrow().clone(),
+        }
+    }
+
+    fn set_header(&self, of: Of, name: &str, value: &str) {
+        self.remove_header(of, name);
+        self.request.borrow_mut().push((name.to_owned(), value.to_owned()));
+    }
+
+    fn remove_header(&self, of: Of, name: &str) {
+        assert!(of == Of::Request && self.request_open.get(), "{name}: these headers have gone on");
+        self.request.borrow_mut().retain(|(own, _)| own != name);
+    }
+
+    fn body(&self, of: Of, from: usize, len: usize) -> Vec<u8> {
+        let body = match of {
+            Of::Request => {
+                assert!(self.body_open.get(), "no body callback");
+                self.body.borrow()
+            }
+            Of::Response => self.piece.borrow(),
+        };
+        body.iter().skip(from).take(len).copied().collect()
+    }
+
+    fn property(&self, path: &[&str]) -> Option<Vec<u8>> {
+        self.state.borrow().get(&path.join(".")).cloned()
+    }
+
+    fn set_property(&self, name: &str, value: &[u8]) {
+        self.state.borrow_mut().insert(name.to_owned(), value.to_vec());
+    }
+
+    fn respond(&self, status: u16, _: &[(&str, &str)], body: &[u8]) {
+        let answer = Answer { status, body: String::from_utf8_lossy(body).into_owned() };
+        assert!(self.answer.replace(Some(answer)).is_none(), "answered twice");
+    }
+
+    fn call(&self, call: &Call<'_>) -> bool {
+        if call.cluster == "missing" {
+            return false;
+        }
+        assert!(!self.calling.replace(self.request_open.get()), "a call is out already");
+        let sent = Sent { cluster: call.cluster.into(), path: call.path.into(), body: call.body.to_vec() };
+        self.calls.borrow_mut().push(sent);
+        true
+    }
+
+    fn define(&self, _: Kind, name: &str) -> Metric {
+        let mut metrics = self.world.metrics.borrow_mut();
+        let at = metrics.iter().position(|(own, _)| own == name).unwrap_or_else(|| {
+            metrics.push((name.to_owned(), 0));
+            metrics.len() - 1
+        });
+        Metric(u32::try_from(at).unwrap_or(u32::MAX))
+    }
+
+    fn add(&self, metric: Metric, by: u64) {
+        if let Some((_, value)) = self.world.metrics.borrow_mut().get_mut(metric.0 as usize) {
+            *value += by;
+        }
+    }
+
+    fn record(&self, metric: Metric, to: u64) {
+        if let Some((_, value)) = self.world.metrics.borrow_mut().get_mut(metric.0 as usize) {
+            *value = to;
+        }
+    }
+
+    fn tick_every(&self, interval: Duration) {
+        self.ticks.set(!interval.is_zero());
+    }
+
+    fn shared(&self, key: &str) -> Option<(Vec<u8>, u32)> {
+        self.world.shared.borrow().get(key).cloned()
+    }
+
+    fn set_shared(&self, key: &str, value: &[u8], version: Option<u32>) -> bool {
+        let next = self.world.next_id();
+        let mut shared = self.world.shared.borrow_mut();
+        let fits = version.is_none_or(|version| shared.get(key).is_some_and(|(_, own)| *own == version));
+        if fits {
+            shared.insert(key.to_owned(), (value.to_vec(), next));
+        }
+        fits
+    }
+
+    fn queue(&self, name: &str) -> Option<u32> {
+        let mut queues = self.world.queues.borrow_mut();
+        queues.push((name.to_owned(), VecDeque::new()));
+        u32::try_from(queues.len() - 1).ok()
+    }
+
+    fn enqueue(&self, queue: u32, message: &[u8]) {
+        if let Some((_, queue)) = self.world.queues.borrow_mut().get_mut(queue as usize) {
+            queue.push_back(message.to_vec());
+        }
+    }
+
+    fn dequeue(&self, queue: u32) -> Option<Vec<u8>> {
+        self.world.queues.borrow_mut().get_mut(queue as usize)?.1.pop_front()
+    }
+
+    fn stream(&self) -> u32 {
+        self.id
+    }
+
+    fn enter(&self, _: u32) -> bool {
+        false
+    }
+
+    fn leave(&self) {}
+}

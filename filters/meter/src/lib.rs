@@ -184,3 +184,6 @@ fn record(
         host.record(to.tpot, (ms * 1e3).round() as u64);
     }
 }
+
+#[cfg(test)]
+mod tests;

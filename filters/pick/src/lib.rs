@@ -20,7 +20,7 @@ pub use config::Config;
 use peers::{BEAT, Message, Peers};
 use scorer::Scorer;
 use weir::invalid::Invalid;
-use weir::policy::Candidate;
+use weir::policy::{Candidate, Demand};
 use weir::pool::{Ask, Choice, LeaseId, Pools};
 use weir::random::Random;
 use weir::request::Facts;
@@ -292,13 +292,38 @@ impl Pick {
         Flow::Continue
     }
 
+    /// Tells a worker that has just joined all that this one knows.
+    fn tell_all(&self, host: &dyn Host, queue: u32) {
+        for (at, (_, pool)) in self.pools.iter().enumerate() {
+            for (endpoint, blocks) in pool.prefixes() {
+                let message = Message::Held { pool: at as u16, endpoint: endpoint.to_owned(), blocks };
+                Peers::tell(host, queue, &message);
+            }
+            for (lease, endpoint, queued_tokens) in pool.booked() {
+                let demand = Demand { prompt_tokens: queued_tokens, output_tokens: 0 };
+                let message = Message::booked(at as u16, lease, endpoint, &Ask { blocks: &[], demand });
+                Peers::tell(host, queue, &message);
+            }
+        }
+    }
+
     /// What another worker did.
     fn hear(&mut self, host: &dyn Host, message: Message) {
         let now = host.now();
         match message {
-            Message::Hello => self.peers.read_list(host),
+            Message::Hello { queue } => {
+                self.peers.read_list(host);
+                if self.peers.answers(queue) {
+                    self.tell_all(host, queue);
+                }
+            }
+            Message::Held { pool, endpoint, blocks } => {
+                if let Some((_, pool)) = self.pools.get(usize::from(pool)) {
+                    pool.hold(&endpoint, &blocks);
+                }
+            }
             Message::Booked { pool, lease, endpoint, prompt_tokens, output_tokens, blocks } => {
-                let demand = weir::policy::Demand { prompt_tokens, output_tokens };
+                let demand = Demand { prompt_tokens, output_tokens };
                 if let Some((_, pool)) = self.pools.get(usize::from(pool)) {
                     pool.book(lease, &endpoint, &Ask { blocks: &blocks, demand }, now);
                 }

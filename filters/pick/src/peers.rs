@@ -7,7 +7,7 @@
 //! would have to read and write it whole.
 //!
 //! The list of queues is a shared value. A worker joins with its first request (Envoy also runs the plugin on its
-//! main thread, where nobody needs to hear anything), gives a sign of life every second, and one whose signs
+//! main thread, where nobody needs to hear anything), is told what happened before, gives a sign of life every second, and one whose signs
 //! stopped is taken off the list: its VM has gone, and its queue would only grow.
 
 use std::time::Duration;
@@ -24,8 +24,8 @@ const SILENCE: Duration = Duration::from_secs(5);
 /// What a worker tells the others.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Message {
-    /// The list of workers has changed.
-    Hello,
+    /// A worker has joined and listens on this queue.
+    Hello { queue: u32 },
     /// A request was booked on an endpoint.
     Booked {
         pool: u16,
@@ -39,6 +39,8 @@ pub(crate) enum Message {
     FirstToken { pool: u16, lease: LeaseId, served: String },
     /// It is over.
     End { pool: u16, lease: LeaseId },
+    /// An endpoint holds a prefix, from before the hearer joined.
+    Held { pool: u16, endpoint: String, blocks: Vec<u64> },
 }
 
 impl Message {
@@ -55,60 +57,93 @@ impl Message {
     }
 
     fn encode(&self) -> Vec<u8> {
-        let head = |kind: u8, pool: &u16, lease: &LeaseId| {
-            let mut bytes = vec![kind];
-            bytes.extend(pool.to_le_bytes());
-            bytes.extend(lease.to_le_bytes());
-            bytes
+        let mut bytes = Vec::new();
+        let text = |bytes: &mut Vec<u8>, text: &str| {
+            bytes.push(u8::try_from(text.len()).unwrap_or(0));
+            bytes.extend(text.as_bytes());
         };
         match self {
-            Self::Hello => vec![0],
+            Self::Hello { queue } => {
+                bytes.push(0);
+                bytes.extend(queue.to_le_bytes());
+            }
             Self::Booked { pool, lease, endpoint, prompt_tokens, output_tokens, blocks } => {
-                let mut bytes = head(1, pool, lease);
+                bytes.push(1);
+                bytes.extend(pool.to_le_bytes());
+                bytes.extend(lease.to_le_bytes());
                 bytes.extend(prompt_tokens.to_le_bytes());
                 bytes.extend(output_tokens.to_le_bytes());
-                bytes.push(u8::try_from(endpoint.len()).unwrap_or(0));
-                bytes.extend(endpoint.as_bytes());
+                text(&mut bytes, endpoint);
                 bytes.extend(wire::block_bytes(blocks));
-                bytes
             }
             Self::FirstToken { pool, lease, served } => {
-                let mut bytes = head(2, pool, lease);
-                bytes.extend(served.as_bytes());
-                bytes
+                bytes.push(2);
+                bytes.extend(pool.to_le_bytes());
+                bytes.extend(lease.to_le_bytes());
+                text(&mut bytes, served);
             }
-            Self::End { pool, lease } => head(3, pool, lease),
+            Self::End { pool, lease } => {
+                bytes.push(3);
+                bytes.extend(pool.to_le_bytes());
+                bytes.extend(lease.to_le_bytes());
+            }
+            Self::Held { pool, endpoint, blocks } => {
+                bytes.push(4);
+                bytes.extend(pool.to_le_bytes());
+                text(&mut bytes, endpoint);
+                bytes.extend(wire::block_bytes(blocks));
+            }
         }
+        bytes
     }
 
+    /// Reads what [`Message::encode`] wrote.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        let (kind, bytes) = bytes.split_first()?;
-        if *kind == 0 {
-            return Some(Self::Hello);
-        }
-        let (pool, bytes) = bytes.split_first_chunk()?;
-        let (lease, bytes) = bytes.split_first_chunk()?;
-        let (pool, lease) = (u16::from_le_bytes(*pool), LeaseId::from_le_bytes(*lease));
-        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).ok();
-        match kind {
-            1 => {
-                let (prompt_tokens, bytes) = bytes.split_first_chunk()?;
-                let (output_tokens, bytes) = bytes.split_first_chunk()?;
-                let (length, bytes) = bytes.split_first()?;
-                let (endpoint, bytes) = bytes.split_at_checked(usize::from(*length))?;
-                Some(Self::Booked {
-                    pool,
-                    lease,
-                    endpoint: text(endpoint)?,
-                    prompt_tokens: u32::from_le_bytes(*prompt_tokens),
-                    output_tokens: u32::from_le_bytes(*output_tokens),
-                    blocks: wire::blocks(bytes),
-                })
-            }
-            2 => Some(Self::FirstToken { pool, lease, served: text(bytes)? }),
-            3 => Some(Self::End { pool, lease }),
-            _ => None,
-        }
+        let mut rest = Rest(bytes);
+        Some(match rest.take::<1>()? {
+            [0] => Self::Hello { queue: u32::from_le_bytes(rest.take()?) },
+            [1] => Self::Booked {
+                pool: u16::from_le_bytes(rest.take()?),
+                lease: LeaseId::from_le_bytes(rest.take()?),
+                prompt_tokens: u32::from_le_bytes(rest.take()?),
+                output_tokens: u32::from_le_bytes(rest.take()?),
+                endpoint: rest.text()?,
+                blocks: wire::blocks(rest.0),
+            },
+            [2] => Self::FirstToken {
+                pool: u16::from_le_bytes(rest.take()?),
+                lease: LeaseId::from_le_bytes(rest.take()?),
+                served: rest.text()?,
+            },
+            [3] => Self::End {
+                pool: u16::from_le_bytes(rest.take()?),
+                lease: LeaseId::from_le_bytes(rest.take()?),
+            },
+            [4] => Self::Held {
+                pool: u16::from_le_bytes(rest.take()?),
+                endpoint: rest.text()?,
+                blocks: wire::blocks(rest.0),
+            },
+            _ => return None,
+        })
+    }
+}
+
+/// What is left to read of a message.
+struct Rest<'a>(&'a [u8]);
+
+impl Rest<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (taken, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*taken)
+    }
+
+    fn text(&mut self) -> Option<String> {
+        let [length] = self.take()?;
+        let (text, rest) = self.0.split_at_checked(usize::from(length))?;
+        self.0 = rest;
+        String::from_utf8(text.to_vec()).ok()
     }
 }
 
@@ -136,7 +171,20 @@ impl Peers {
     pub(crate) fn join(&mut self, host: &dyn Host) {
         self.own = host.queue(&format!("{}.{:016x}", self.group, host.random()));
         self.beat(host);
-        self.send(host, &Message::Hello);
+        if let Some(queue) = self.own {
+            self.send(host, &Message::Hello { queue });
+        }
+    }
+
+    /// Whether it falls to this worker to tell a newcomer what happened before: one of them does.
+    pub(crate) fn answers(&self, newcomer: u32) -> bool {
+        let first = self.others.iter().copied().chain(self.own).filter(|queue| *queue != newcomer).min();
+        first.is_some() && first == self.own
+    }
+
+    /// Tells one worker.
+    pub(crate) fn tell(host: &dyn Host, queue: u32, message: &Message) {
+        host.enqueue(queue, &message.encode());
     }
 
     /// Whether anybody listens.
@@ -217,7 +265,8 @@ mod tests {
         let endpoint = "[::1]:8000".to_owned();
         let blocks = vec![1, u64::MAX];
         for message in [
-            Message::Hello,
+            Message::Hello { queue: 6 },
+            Message::Held { pool: 2, endpoint: endpoint.clone(), blocks: blocks.clone() },
             Message::Booked {
                 pool: 3,
                 lease: 9,

@@ -65,7 +65,7 @@ impl Scorer {
             cached_tokens: choice.candidate.cached_tokens,
             queued_tokens: choice.candidate.queued_tokens,
             in_flight: choice.candidate.in_flight,
-            policy: choice.policy.to_owned(),
+            policy: choice.policy.into(),
         })
     }
 
@@ -153,7 +153,10 @@ mod tests {
         assert_eq!(scorer.loads()[0].leases, 1);
         assert!(matches!(scorer.reserve(&reserve("b")), Err(Refused::UnknownPool(_))));
         assert_eq!(scorer.loads()[0].leases, 0);
-        let emptied = Config { pools: vec![weir::pool::Spec { endpoints: vec![], ..config.pools[0].clone() }], ..config };
+        let emptied = Config {
+            pools: vec![weir::pool::Spec { endpoints: vec![], ..config.pools[0].clone() }],
+            ..config
+        };
         scorer.set_endpoints(&emptied);
         assert!(matches!(scorer.reserve(&reserve("a")), Err(Refused::NoEndpoint(_))));
     }

@@ -43,9 +43,11 @@ impl Config {
 
     /// The pools, with nothing booked.
     pub fn pools(&self, seed: u64) -> Result<Pools, Invalid> {
-        Pools::new(&self.pools, &self.choose, seed).map_err(|invalid| match invalid.at.starts_with("pools[") {
-            true => invalid,
-            false => invalid.within("choose"),
+        Pools::new(&self.pools, &self.choose, seed).map_err(|invalid| {
+            match invalid.at.starts_with("pools[") {
+                true => invalid,
+                false => invalid.within("choose"),
+            }
         })
     }
 

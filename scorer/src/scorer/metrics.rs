@@ -43,7 +43,8 @@ impl Metrics {
             "weir_scorer_reserve_seconds",
             "Time from a complete reserve call to its answer, in seconds.",
         );
-        let reserve_seconds = registered(&registry, Histogram::with_opts(seconds.buckets(BUCKETS.to_vec()))?)?;
+        let reserve_seconds =
+            registered(&registry, Histogram::with_opts(seconds.buckets(BUCKETS.to_vec()))?)?;
         for pool in pools {
             reservations.with_label_values(&[pool]);
             expired.with_label_values(&[pool]);

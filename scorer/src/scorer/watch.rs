@@ -57,7 +57,12 @@ impl Watch {
                 for pool in &mut self.running.pools {
                     let Some(endpoints) = next.endpoints_of(&pool.name) else { continue };
                     if pool.endpoints != endpoints {
-                        log::info!("pool {:?}: {} endpoints, were {}", pool.name, endpoints.len(), pool.endpoints.len());
+                        log::info!(
+                            "pool {:?}: {} endpoints, were {}",
+                            pool.name,
+                            endpoints.len(),
+                            pool.endpoints.len()
+                        );
                         pool.endpoints = endpoints.to_vec();
                     }
                 }
@@ -88,11 +93,14 @@ mod tests {
     use super::*;
 
     fn config(listen: u16, policy: &str, pools: &[&str]) -> Config {
-        let pool = |(at, name): (usize, &&str)| format!("{{name: {name}, models: [], endpoints: ['10.0.0.{at}:80']}}");
+        let pool = |(at, name): (usize, &&str)| {
+            format!("{{name: {name}, models: [], endpoints: ['10.0.0.{at}:80']}}")
+        };
         let pools: Vec<String> = pools.iter().enumerate().map(pool).collect();
         let pools = pools.join(", ");
         Config::read(
-            format!("{{listen: '127.0.0.1:{listen}', choose: {{policy: {policy}}}, pools: [{pools}]}}").as_bytes(),
+            format!("{{listen: '127.0.0.1:{listen}', choose: {{policy: {policy}}}, pools: [{pools}]}}")
+                .as_bytes(),
         )
         .unwrap()
     }

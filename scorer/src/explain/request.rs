@@ -1,0 +1,103 @@
+//! What `extract` would make of a request.
+
+use super::Raw;
+use serde::Serialize;
+use weir::request::{self, Config, Head, Plan, Refusal};
+use weir::wire;
+
+/// What became of a request.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Request {
+    /// `forward` for one that was read, `pass` for one that is none of this gateway's, or the status of a refusal.
+    pub verdict: String,
+    /// The model asked for.
+    pub model: Option<String>,
+    /// The client asks for a stream.
+    pub stream: bool,
+    /// The most tokens it lets the engine write; none where it sets no bound.
+    pub max_output_tokens: Option<u32>,
+    /// The prompt in the order in which the engine sees it.
+    pub prompt: Vec<String>,
+    /// Chained hashes of the prompt's blocks.
+    pub blocks: Vec<String>,
+    /// Estimated tokens of the prompt.
+    pub prompt_tokens: Option<u32>,
+    /// The API the client speaks.
+    pub dialect: Option<&'static str>,
+    /// Why it is refused.
+    pub reason: Option<String>,
+}
+
+/// Explains a request.
+pub fn request(raw: &Raw, config: &Config) -> Request {
+    let line = [(":method", raw.method.as_str()), (":path", raw.path.as_str())];
+    let headers = raw.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    let head = Head::new(line.into_iter().chain(headers));
+    let read = match request::plan(&head, raw.body.is_empty(), config) {
+        Plan::Pass => return Request { verdict: "pass".into(), ..Request::default() },
+        Plan::Refuse(refusal) => return refused(refusal),
+        Plan::Read(dialect) => request::read(dialect, &raw.body, config),
+    };
+    match read {
+        Err(refusal) => refused(refusal),
+        Ok(reading) => Request {
+            verdict: "forward".into(),
+            model: reading.facts.model,
+            stream: reading.facts.stream,
+            max_output_tokens: reading.facts.max_output_tokens,
+            prompt: reading.prompt.iter().map(ToString::to_string).collect(),
+            blocks: reading.blocks.iter().map(|block| wire::hex(&[*block])).collect(),
+            prompt_tokens: Some(reading.facts.prompt_tokens),
+            dialect: Some(reading.facts.dialect.name()),
+            reason: None,
+        },
+    }
+}
+
+fn refused(refusal: Refusal) -> Request {
+    let Refusal { status, message, .. } = refusal;
+    Request { verdict: status.to_string(), reason: Some(message), ..Request::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn explained(path: &str, body: &str) -> Request {
+        let headers = vec![("content-type".to_owned(), "application/json".to_owned())];
+        let raw = Raw { method: "POST".into(), path: path.into(), headers, body: body.into() };
+        request(&raw, &Config::default())
+    }
+
+    #[test]
+    fn a_chat_is_forwarded_with_its_facts() {
+        let long = "so ".repeat(30);
+        let body = format!(
+            r#"{{"tools":[{{"type":"function","function":{{"name":"tide"}}}}],"n":2,"max_tokens":5,"stream":true,
+               "messages":[{{"content":"{long}","role":"user"}}],"model":"m-1"}}"#
+        );
+        let told = explained("/v1/chat/completions", &body);
+        assert_eq!((told.verdict.as_str(), told.model.as_deref()), ("forward", Some("m-1")));
+        assert_eq!((told.stream, told.max_output_tokens, told.dialect), (true, Some(10), Some("chat")));
+        assert_eq!(told.prompt, ["[tools: tide]".to_owned(), format!("user: {long}")]);
+        assert!(
+            !told.blocks.is_empty() && told.blocks.iter().all(|block| block.len() == 16),
+            "{:?}",
+            told.blocks
+        );
+    }
+
+    #[test]
+    fn refusals_and_passes_tell_nothing_else() {
+        let refused = explained("/v1/chat/completions", r#"{"messages":[]}"#);
+        assert_eq!((refused.verdict.as_str(), refused.dialect, refused.prompt.len()), ("400", None, 0));
+        assert!(refused.reason.unwrap().starts_with("model: missing"));
+        assert_eq!(explained("/v1/chat/completions", "").verdict, "400");
+        assert_eq!(explained("/v1/files", "{}").verdict, "pass");
+        let line = serde_json::to_string(&explained("/v1/files", "")).unwrap();
+        assert!(
+            line.starts_with(r#"{"verdict":"pass","model":null,"stream":false,"max_output_tokens":null"#),
+            "{line}"
+        );
+    }
+}

@@ -1,0 +1,80 @@
+//! The shipped configuration, with this run's addresses in it.
+
+use crate::repository;
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// Reads a YAML file of the repository.
+pub fn shipped(path: &str) -> Result<Value> {
+    let text = std::fs::read_to_string(repository().join(path)).with_context(|| path.to_owned())?;
+    serde_yaml_ng::from_str(&text).with_context(|| path.to_owned())
+}
+
+/// Puts the addresses of this run into Envoy's configuration. Without a scorer `pick` loses its `scorer` key.
+pub(crate) fn place(
+    envoy: &mut Value,
+    addresses: &[Vec<String>; 2],
+    port: u16,
+    admin_port: u16,
+    scorer_port: Option<u16>,
+    access_log: &Path,
+) {
+    envoy["admin"]["address"]["socket_address"]["port_value"] = admin_port.into();
+    let listener = &mut envoy["static_resources"]["listeners"][0];
+    listener["address"]["socket_address"] = json!({"address": "127.0.0.1", "port_value": port});
+    for cluster in envoy["static_resources"]["clusters"].as_array_mut().expect("clusters") {
+        let pool = ["small", "large"].iter().position(|name| cluster["name"] == *name);
+        let ours: Vec<String> = match pool {
+            Some(pool) => addresses[pool].clone(),
+            None => vec![format!("127.0.0.1:{}", scorer_port.unwrap_or(1))],
+        };
+        cluster["load_assignment"]["endpoints"][0]["lb_endpoints"] = ours.iter().map(|a| endpoint(a)).collect();
+    }
+    for log in find_all(envoy, &|value| value["typed_config"]["log_format"].is_object()) {
+        log["name"] = "envoy.access_loggers.file".into();
+        let typed = &mut log["typed_config"];
+        typed["@type"] = "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog".into();
+        typed["path"] = access_log.display().to_string().into();
+    }
+    for module in find_all(envoy, &|value| value["filename"].as_str().is_some_and(|name| name.ends_with(".wasm"))) {
+        let path = repository().join(module["filename"].as_str().expect("a file name"));
+        module["filename"] = path.display().to_string().into();
+    }
+    filter_config(envoy, "pick", |pick| {
+        for (pool, addresses) in addresses.iter().enumerate() {
+            pick["pools"][pool]["endpoints"] = addresses.clone().into();
+        }
+        if scorer_port.is_none() {
+            pick.as_object_mut().expect("an object").remove("scorer");
+        }
+    });
+}
+
+fn endpoint(address: &str) -> Value {
+    let (host, port) = address.rsplit_once(':').expect("address:port");
+    let port: u16 = port.parse().expect("a port");
+    json!({"endpoint": {"address": {"socket_address": {"address": host, "port_value": port}}}})
+}
+
+/// Changes the plugin configuration of a filter of Envoy's configuration.
+pub fn filter_config(envoy: &mut Value, name: &str, change: impl Fn(&mut Value)) {
+    for plugin in find_all(envoy, &|value| value["vm_config"].is_object() && value["name"] == name) {
+        let text = &mut plugin["configuration"]["value"];
+        let mut config: Value = serde_json::from_str(text.as_str().expect("JSON text")).expect("JSON");
+        change(&mut config);
+        *text = config.to_string().into();
+    }
+}
+
+/// All values anywhere in a configuration that a test holds for; not those within another that is found.
+pub fn find_all<'v>(value: &'v mut Value, wanted: &dyn Fn(&Value) -> bool) -> Vec<&'v mut Value> {
+    if wanted(value) {
+        return vec![value];
+    }
+    match value {
+        Value::Array(list) => list.iter_mut().flat_map(|value| find_all(value, wanted)).collect(),
+        Value::Object(map) => map.values_mut().flat_map(|value| find_all(value, wanted)).collect(),
+        _ => Vec::new(),
+    }
+}
