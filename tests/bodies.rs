@@ -52,7 +52,7 @@ fn arrived(gateway: &Gateway) -> (usize, String) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bodies_of_any_size_and_framing_arrive_byte_for_byte() {
-    let gateway = Gateway::start(Setup { engines: [1, 0], engine: roomy(), ..Setup::default() }).await.unwrap();
+    let gateway = Gateway::start(Setup { engines: [1, 1], engine: roomy(), ..Setup::default() }).await.unwrap();
     let http2 = reqwest::Client::builder().no_proxy().http2_prior_knowledge().build().unwrap();
     for size in [1 << 10, 128 << 10, MB, 8 * MB] {
         let body = body_of(size);
@@ -71,7 +71,7 @@ async fn bodies_of_any_size_and_framing_arrive_byte_for_byte() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_ends_in_trailers_arrives() {
-    let gateway = Gateway::start(Setup { engines: [1, 0], engine: roomy(), ..Setup::default() }).await.unwrap();
+    let gateway = Gateway::start(Setup { engines: [1, 1], engine: roomy(), ..Setup::default() }).await.unwrap();
     let address = gateway.url.trim_start_matches("http://");
     let (mut client, connection) = h2::client::handshake(tokio::net::TcpStream::connect(address).await.unwrap()).await.unwrap();
     let connection = tokio::spawn(connection);
@@ -91,7 +91,7 @@ async fn a_body_that_ends_in_trailers_arrives() {
 #[tokio::test(flavor = "multi_thread")]
 async fn over_the_limit_is_413_and_at_the_limit_is_not() {
     let edit = |envoy: &mut Value| filter_config(envoy, "extract", |extract| extract["request"]["max_body_bytes"] = MB.into());
-    let setup = Setup { engines: [1, 0], engine: roomy(), edit: Some(Box::new(edit)), ..Setup::default() };
+    let setup = Setup { engines: [1, 1], engine: roomy(), edit: Some(Box::new(edit)), ..Setup::default() };
     let gateway = Gateway::start(setup).await.unwrap();
     let http2 = reqwest::Client::builder().no_proxy().http2_prior_knowledge().build().unwrap();
     for (size, status) in [(MB - 1, 200), (MB, 200), (MB + 1, 413), (3 * MB, 413)] {
@@ -151,7 +151,7 @@ fn without_ids(answer: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_is_the_engines_to_the_byte() {
-    let gateway = Gateway::start(Setup { engines: [1, 0], ..Setup::default() }).await.unwrap();
+    let gateway = Gateway::start(Setup { engines: [1, 1], ..Setup::default() }).await.unwrap();
     let engine = &gateway.engines[0][0];
     for path in [CHAT, "/v1/completions", "/v1/messages"] {
         for stream in [false, true] {
@@ -177,7 +177,7 @@ async fn an_answer_is_the_engines_to_the_byte() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_token_arrives_before_the_last_is_generated() {
     let engine = weir_engine::Config { decode_ms: 60.0, prefill_ms_per_ktoken: 1.0, ..Default::default() };
-    let gateway = Gateway::start(Setup { engines: [1, 0], engine, ..Setup::default() }).await.unwrap();
+    let gateway = Gateway::start(Setup { engines: [1, 1], engine, ..Setup::default() }).await.unwrap();
     let mut body = chat(MODELS[0], "slowly", 30);
     body["stream"] = true.into();
     let mut answer = gateway.chat(&body).await.unwrap();

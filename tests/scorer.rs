@@ -1,1 +1,96 @@
-//! Not yet.
+//! The scorer may die, hang and come back; requests are answered all the same.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
+
+use futures_util::future::join_all;
+use rig::{Gateway, MODELS, Setup, chat, fields, request_id};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+
+/// What one request met.
+struct Seen {
+    start: Instant,
+    end: Instant,
+    id: String,
+}
+
+/// Eight clients that ask until they are told to stop; every request must be answered.
+async fn load(gateway: &Gateway, stop: &AtomicBool) -> Vec<Seen> {
+    let client = async |number: usize| {
+        let mut seen = Vec::new();
+        while !stop.load(Ordering::Relaxed) {
+            let start = Instant::now();
+            let answer = gateway.chat(&chat(MODELS[0], &format!("{number} {}", seen.len()), 8)).await.unwrap();
+            assert_eq!(answer.status(), 200, "{:?}", answer.headers());
+            let id = request_id(&answer);
+            assert!(answer.json::<serde_json::Value>().await.unwrap()["usage"].is_object());
+            seen.push(Seen { start, end: Instant::now(), id });
+            sleep(Duration::from_millis(10)).await;
+        }
+        seen
+    };
+    join_all((0..8).map(client)).await.into_iter().flatten().collect()
+}
+
+/// A stretch of time that requests may lie wholly within.
+struct Phase {
+    name: &'static str,
+    from: Instant,
+    to: Instant,
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_are_answered_while_the_scorer_dies_hangs_and_returns() {
+    const UP: Duration = Duration::from_millis(1500);
+    const DOWN: Duration = Duration::from_millis(2500);
+    // Left alone for 1 s after a failure, the shipped default; by then it is asked again.
+    const BACK: Duration = Duration::from_millis(3000);
+    let mut gateway = Gateway::start(Setup { scorer: true, ..Setup::default() }).await.unwrap();
+    let mut scorer = gateway.scorer.take().unwrap();
+    let stop = AtomicBool::new(false);
+    let mut phases = Vec::new();
+    let mut phase = async |name, length| {
+        let from = Instant::now();
+        sleep(length).await;
+        phases.push(Phase { name, from, to: Instant::now() });
+    };
+    let events = async {
+        phase("first", UP).await;
+        scorer.process.kill();
+        phase("killed", DOWN).await;
+        scorer.restart().await.unwrap();
+        phase("restarted", BACK).await;
+        scorer.process.hang();
+        phase("hung", DOWN).await;
+        scorer.process.go_on();
+        phase("continued", BACK).await;
+        stop.store(true, Ordering::Relaxed);
+    };
+    let (seen, ()) = tokio::join!(load(&gateway, &stop), events);
+
+    gateway.logged(&seen.last().unwrap().id).await.unwrap();
+    let log: std::collections::HashMap<String, _> = gateway
+        .access_log()
+        .into_iter()
+        .map(|line| (line["request_id"].as_str().unwrap().to_owned(), line))
+        .collect();
+    for Phase { name, from, to } in phases {
+        let within: Vec<&Seen> = seen.iter().filter(|seen| seen.start > from && seen.end < to).collect();
+        let by: BTreeSet<String> = within.iter().map(|seen| fields(&log[&seen.id], "pick")["by"].clone()).collect();
+        assert!(within.len() > 20, "{name}: {} requests", within.len());
+        match name {
+            "killed" | "hung" => assert_eq!(by, BTreeSet::from(["fallback".to_owned()]), "{name}"),
+            _ => assert!(by.contains("scorer"), "{name}: {by:?}"),
+        }
+        let slowest = within.iter().map(|seen| seen.end - seen.start).max().unwrap();
+        assert!(slowest < Duration::from_secs(2), "{name}: {slowest:?}");
+        println!("{name}: {} requests, slowest {slowest:?}, by {by:?}", within.len());
+    }
+    // At the end of the last phase everybody asks it again.
+    let last = seen.iter().max_by_key(|seen| seen.start).unwrap();
+    assert_eq!(fields(&log[&last.id], "pick")["by"], "scorer");
+
+    gateway.scorer = Some(scorer);
+    gateway.quiet(Duration::from_secs(3)).await.unwrap();
+}

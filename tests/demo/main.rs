@@ -66,7 +66,8 @@ async fn perform(options: &Options) -> Result<(Summary, Option<Gateway>)> {
     let gateway = stage::shipped(options).await?;
     stage::introduce(&gateway);
     let (conversations, requests) = (script.conversations.len(), script.len());
-    eprintln!("{conversations} conversations, {requests} requests, {} at a time per model.\n", play::USERS);
+    eprintln!("{conversations} conversations, {requests} requests, {} at a time per model.", play::USERS);
+    eprintln!("Below, why is what the gateway expected; cached is what the engine then found.\n");
     output.head()?;
     let shipped = play("shipped", &gateway, &script, |row| output.row(row)).await?;
     let kept = options.keep.then_some(gateway);

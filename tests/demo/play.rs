@@ -125,9 +125,12 @@ async fn explain(
         Err(error) => (Answer::default(), Some(format!("the connection failed: {error:#}"))),
     };
     let problem = failed.or_else(|| answer.problem());
-    let (logged, unlogged) = match gateway.logged(&answer.request_id).await {
-        Ok(line) => (line, None),
-        Err(error) => (Value::Null, Some(format!("no line in the access log: {error:#}"))),
+    let (logged, unlogged) = match answer.request_id.as_str() {
+        "" => (Value::Null, Some("the answer has no x-request-id".into())),
+        id => match gateway.logged(id).await {
+            Ok(line) => (line, None),
+            Err(error) => (Value::Null, Some(format!("no line in the access log: {error:#}"))),
+        },
     };
     Row {
         run,
@@ -135,7 +138,7 @@ async fn explain(
         turn: step.turn + 1,
         model: talk.model,
         endpoint: logged["upstream"].as_str().unwrap_or("-").into(),
-        why: Why::read(&logged["pick"], talk.shared_tokens()),
+        why: Why::read(&logged, talk.shared_tokens()),
         prompt_tokens: answer.usage.map_or(0, |usage| usage.prompt_tokens),
         cached_tokens: answer.usage.map_or(0, |usage| usage.cached_tokens),
         ttft_ms: answer.ttft_ms,

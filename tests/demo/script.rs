@@ -64,10 +64,10 @@ impl Script {
 }
 
 impl Conversation {
-    /// Tokens with which all prompts of its model begin: whole blocks of 16 tokens of four bytes.
+    /// Tokens with which all prompts of its model begin: blocks of 16 tokens of four bytes, rounded up.
     pub(crate) fn shared_tokens(&self) -> u64 {
         let text = ["system", self.system, "user", "00000"].map(str::len);
-        (text.iter().sum::<usize>() / 64 * 16) as u64
+        (text.iter().sum::<usize>().div_ceil(64) * 16) as u64
     }
 }
 

@@ -50,17 +50,17 @@ pub(crate) fn introduce(gateway: &Gateway) {
 
 /// Says what can be done with a gateway that stays up.
 pub(crate) fn invite(gateway: &Gateway) {
-    let body = serde_json::json!({"model": MODELS[0], "stream": true, "max_tokens": 16,
+    let body = serde_json::json!({"model": MODELS[0], "max_tokens": 16,
         "messages": [{"role": "user", "content": "Hello, who are you?"}]});
     eprintln!("\nThe gateway stays up until ctrl-C. Ask it something:\n");
     eprintln!(
-        "  curl -iN {}/v1/chat/completions -H 'content-type: application/json' \\\n    -d '{body}'\n",
+        "  curl -i {}/v1/chat/completions -H 'content-type: application/json' \\\n    -d '{body}'\n",
         gateway.url
     );
     eprintln!("why it went there   tail -f {}", gateway.dir().join("access.log").display());
     eprintln!("metrics             curl -s {}/stats/prometheus | grep weir_", gateway.admin);
     eprintln!("Envoy's admin page  {}/", gateway.admin);
     if let Some(scorer) = &gateway.scorer {
-        eprintln!("scorer's metrics    curl -s {}/metrics", scorer.url);
+        eprintln!("scorer's view       curl -s {0}/v1/loads; curl -s {0}/metrics", scorer.url);
     }
 }

@@ -31,7 +31,7 @@ pub(crate) struct Figures {
     /// Prompt tokens that no cache held.
     pub(crate) prefill_tokens: u64,
     pub(crate) median_ttft_ms: Option<f64>,
-    /// Requests by model and endpoint.
+    /// Answered requests by model and endpoint.
     pub(crate) spread: BTreeMap<&'static str, BTreeMap<String, usize>>,
 }
 
@@ -46,16 +46,22 @@ impl Summary {
                 "affinity: only {stayed} of {later} later turns stayed, less than {least} percent"
             ));
         }
-        if shipped.prompt_tokens != round_robin.prompt_tokens {
-            failures.push("the runs had different prompts: their numbers cannot be compared".into());
+        let mut summary = Self { shipped, round_robin, failures };
+        if !summary.comparable() {
+            summary.failures.push("the runs had different prompts: their numbers cannot be compared".into());
         }
-        Self { shipped, round_robin, failures }
+        summary
     }
 
-    /// Prefill tokens saved against round robin, in percent.
-    pub(crate) fn saved_percent(&self) -> f64 {
+    /// Prefill tokens saved against round robin, in percent; `None` when the runs cannot be compared.
+    pub(crate) fn saved_percent(&self) -> Option<f64> {
         let [ours, theirs] = [&self.shipped, &self.round_robin].map(|figures| figures.prefill_tokens as f64);
-        if theirs > 0.0 { 100.0 * (1.0 - ours / theirs) } else { 0.0 }
+        (self.comparable() && theirs > 0.0).then(|| 100.0 * (1.0 - ours / theirs))
+    }
+
+    /// Whether both runs computed answers to the same prompts.
+    fn comparable(&self) -> bool {
+        self.shipped.prompt_tokens == self.round_robin.prompt_tokens
     }
 }
 
@@ -65,16 +71,20 @@ impl Figures {
         for (model, endpoints) in rig::MODELS.into_iter().zip(&run.endpoints) {
             figures.spread.insert(model, endpoints.iter().map(|endpoint| (endpoint.clone(), 0)).collect());
         }
-        let mut before: HashMap<usize, &str> = HashMap::new();
+        let mut before: HashMap<usize, Option<&str>> = HashMap::new();
         for row in &run.rows {
+            // A turn that failed was nowhere: neither it nor the next one stayed.
+            let served = row.problem.is_none().then_some(row.endpoint.as_str());
             figures.requests += 1;
-            figures.answered += usize::from(row.problem.is_none());
             figures.prompt_tokens += row.prompt_tokens;
-            figures.prefill_tokens += row.prompt_tokens - row.cached_tokens;
-            *figures.spread.entry(row.model).or_default().entry(row.endpoint.clone()).or_default() += 1;
-            if let Some(before) = before.insert(row.conversation, &row.endpoint) {
+            figures.prefill_tokens += row.prompt_tokens.saturating_sub(row.cached_tokens);
+            if let Some(endpoint) = served {
+                figures.answered += 1;
+                *figures.spread.entry(row.model).or_default().entry(endpoint.into()).or_default() += 1;
+            }
+            if let Some(before) = before.insert(row.conversation, served) {
                 figures.later += 1;
-                figures.stayed += usize::from(before == row.endpoint);
+                figures.stayed += usize::from(served.is_some() && before == served);
             }
         }
         figures.median_ttft_ms = median(run.rows.iter().filter_map(|row| row.ttft_ms).collect());
@@ -146,5 +156,15 @@ mod tests {
         let mut bad = run("shipped", &["a"]);
         bad.rows[0].problem = Some("answered 503: ".into());
         assert_eq!(Summary::new(&bad, &run("round_robin", &["a"])).failures.len(), 1);
+    }
+
+    #[test]
+    fn turns_that_failed_did_not_stay_and_save_nothing() {
+        let mut dead = run("shipped", &["-", "-"]);
+        for row in &mut dead.rows {
+            (row.problem, row.prompt_tokens, row.cached_tokens) = (Some("gone".into()), 0, 0);
+        }
+        let summary = Summary::new(&dead, &run("round_robin", &["a", "b"]));
+        assert_eq!((summary.shipped.later, summary.shipped.stayed, summary.saved_percent()), (1, 0, None));
     }
 }

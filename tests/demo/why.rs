@@ -4,7 +4,6 @@
 //! spoke for the endpoint, not by how much.
 
 use serde_json::Value;
-use std::collections::HashMap;
 
 /// A choice, in words.
 #[derive(Debug)]
@@ -17,26 +16,27 @@ pub(crate) struct Why {
 impl Why {
     /// Reads the `pick` of an access log line. `shared` is the number of tokens with which every conversation with
     /// the model begins: a match no longer than that says nothing about this conversation.
-    pub(crate) fn read(pick: &Value, shared: u64) -> Self {
-        let fields: HashMap<&str, &str> =
-            pick.as_str().unwrap_or_default().split(' ').filter_map(|field| field.split_once('=')).collect();
-        let number = |name: &str| fields.get(name).and_then(|digits| digits.parse::<u64>().ok()).unwrap_or(0);
+    pub(crate) fn read(line: &Value, shared: u64) -> Self {
+        let pick = rig::fields(line, "pick");
+        let field = |name: &str| pick.get(name).map(String::as_str);
+        let number = |name: &str| field(name).and_then(|digits| digits.parse::<u64>().ok()).unwrap_or(0);
         let (cached, of) = (number("cached_tokens"), number("prompt_tokens"));
-        let words = match fields.get("policy") {
+        let words = match field("policy") {
             None => "not chosen by pick: Envoy's own balancing".into(),
-            Some(&"round_robin") => "next in turn".into(),
-            Some(&("least_requests" | "p2c")) => format!("fewest in flight: {}", number("in_flight")),
+            Some("round_robin") => "next in turn".into(),
+            Some("least_requests" | "p2c") => format!("fewest in flight: {}", number("in_flight")),
             Some(_) if cached > shared => format!("prefix: {cached} of {of} tokens cached there"),
             Some(_) if cached > 0 => format!("system prompt: {cached} of {of} cached there"),
             Some(_) => "least queued, nothing cached".into(),
         };
-        Self { by: fields.get("by").copied().unwrap_or("-").into(), words }
+        Self { by: field("by").unwrap_or("-").into(), words }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn a_match_within_the_shared_beginning_is_not_called_the_conversations() {
@@ -45,7 +45,7 @@ mod tests {
                 "endpoint=127.0.0.1:1 by=local policy=least_prefill prompt_tokens=700 cached_tokens={cached} \
                  queued_tokens=0 in_flight=0"
             );
-            Why::read(&pick.into(), 384)
+            Why::read(&json!({ "pick": pick }), 384)
         };
         assert_eq!(why(0).words, "least queued, nothing cached");
         assert_eq!(why(384).words, "system prompt: 384 of 700 cached there");

@@ -134,11 +134,14 @@ impl Gateway {
         let envoy = Process::start(&command, &dir.path().join("envoy.log"))?;
         let client = reqwest::Client::builder().no_proxy().build()?;
         let (url, admin) = (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{admin_port}"));
-        let gateway = Self { url, admin, engines, scorer, envoy, client, dir };
-        let ready = async || get(&gateway.admin, "/ready").await.is_ok_and(|body| body.starts_with("LIVE"));
+        let mut gateway = Self { url, admin, engines, scorer, envoy, client, dir };
+        let admin = gateway.admin.clone();
+        let envoy = &mut gateway.envoy;
+        let ready = async || get(&admin, "/ready").await.is_ok_and(|body| body.starts_with("LIVE")) || !envoy.runs();
         wait_until("Envoy is ready", Duration::from_secs(30), ready)
             .await
             .with_context(|| format!("its log: {}", gateway.envoy_log()))?;
+        ensure!(gateway.envoy.runs(), "Envoy ended: {}", gateway.envoy_log());
         Ok(gateway)
     }
 

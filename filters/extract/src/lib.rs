@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use weir::invalid::{self, Invalid};
 use weir::request::{self, Dialect, Head, Plan, Refusal};
 use weir::wire;
-use weir_host::{Body, Callback, Filter, Flow, Host, Kind, Metric, Of};
+use weir_host::{Body, Callback, Filter, Flow, Headers, Host, Kind, Metric, Of};
 
 weir_host::serve!(Extract);
 
@@ -109,7 +109,7 @@ impl Filter for Extract {
     fn request_headers(&mut self, stream: &mut Stream, host: &dyn Host, end: bool) -> Flow {
         let headers = host.headers(Of::Request);
         remove_control_headers(host, &headers);
-        let head = Head::new(headers.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+        let head = Head::new(headers.iter());
         match request::plan(&head, end, &self.config.request) {
             Plan::Pass => {
                 host.add(self.metrics.passed, 1);
@@ -219,9 +219,9 @@ fn answer(host: &dyn Host, refusal: &Refusal) {
 }
 
 /// Removes every header that only the gateway may set.
-fn remove_control_headers(host: &dyn Host, headers: &[(String, String)]) {
-    for (name, _) in headers {
-        if wire::CONTROL.contains(&name.as_str()) || name.starts_with(wire::CONTROL_PREFIX) {
+fn remove_control_headers(host: &dyn Host, headers: &Headers) {
+    for (name, _) in headers.iter() {
+        if wire::CONTROL.contains(&name) || name.starts_with(wire::CONTROL_PREFIX) {
             host.remove_header(Of::Request, name);
         }
     }

@@ -5,6 +5,7 @@
 //! that of github.com/proxy-wasm/spec. Its unsafety stays in this file.
 #![allow(unsafe_code)]
 
+use crate::Headers;
 use proxy_wasm::types::{BufferType, MapType, MetricType};
 
 mod raw {
@@ -94,8 +95,9 @@ fn take(get: impl FnOnce(*mut *mut u8, *mut usize) -> u32) -> Option<Vec<u8>> {
 // SAFETY of all calls below: pointers and lengths are those of live Rust values; the host reads or writes within
 // them during the call and keeps none of them.
 
-pub(crate) fn header_pairs(map: MapType) -> Option<Vec<u8>> {
-    take(|data, size| unsafe { raw::proxy_get_header_map_pairs(map as u32, data, size) })
+pub(crate) fn headers(map: MapType) -> Headers {
+    let bytes = take(|data, size| unsafe { raw::proxy_get_header_map_pairs(map as u32, data, size) });
+    Headers::decode(bytes.unwrap_or_default())
 }
 
 pub(crate) fn replace_header(map: MapType, name: &str, value: &str) {
@@ -131,7 +133,7 @@ pub(crate) fn set_property(name: &[u8], value: &[u8]) {
 }
 
 pub(crate) fn respond(status: u16, headers: &[(&str, &str)], body: &[u8]) {
-    let headers = pairs(headers);
+    let headers = Headers::encode(headers);
     unsafe {
         let (details, no_grpc_status) = (b"weir", -1);
         raw::proxy_send_local_response(
@@ -226,40 +228,4 @@ pub(crate) fn random() -> u64 {
         raw::random_get(bytes.as_mut_ptr(), bytes.len());
     }
     u64::from_le_bytes(bytes)
-}
-
-/// A header map in the ABI's form: count, then the lengths of each name and value, then each with a NUL behind it;
-/// numbers have four bytes, little end first.
-fn pairs(headers: &[(&str, &str)]) -> Vec<u8> {
-    let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX).to_le_bytes();
-    let mut bytes = number(headers.len()).to_vec();
-    for (name, value) in headers {
-        bytes.extend(number(name.len()));
-        bytes.extend(number(value.len()));
-    }
-    for (name, value) in headers {
-        bytes.extend_from_slice(name.as_bytes());
-        bytes.push(0);
-        bytes.extend_from_slice(value.as_bytes());
-        bytes.push(0);
-    }
-    bytes
-}
-
-/// Reads what [`pairs`] writes; stops where it makes no sense.
-pub(crate) fn read_pairs(bytes: &[u8]) -> Vec<(String, String)> {
-    let number = |at: usize| {
-        let bytes = bytes.get(at..at.checked_add(4)?)?;
-        Some(u32::from_le_bytes(bytes.try_into().ok()?) as usize)
-    };
-    let count = number(0).unwrap_or(0).min(bytes.len() / 8);
-    let mut at = 4 + 8 * count;
-    let mut text = |len: usize| {
-        let end = at.checked_add(len)?;
-        let text = String::from_utf8_lossy(bytes.get(at..end)?).into_owned();
-        at = end.checked_add(1)?;
-        Some(text)
-    };
-    let mut pair = |n: usize| Some((text(number(4 + 8 * n)?)?, text(number(8 + 8 * n)?)?));
-    (0..count).map_while(|n| pair(n)).collect()
 }

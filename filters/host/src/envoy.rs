@@ -5,7 +5,7 @@
 //! - The reply to a call resumes the request. A reply that comes when none is awaited is dropped.
 //! - Once a request has been answered here nothing resumes it: Envoy would send it on as well.
 
-use crate::{Body, Call, Filter, Flow, Host, Kind, Metric, Of, Reply, abi};
+use crate::{Body, Call, Filter, Flow, Headers, Host, Kind, Metric, Of, Reply, abi};
 use proxy_wasm::hostcalls;
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::{Action, BufferType, ContextType, LogLevel, MapType, MetricType};
@@ -99,7 +99,7 @@ impl<F: Filter> Context for Http<F> {
         }
         self.host.call.set(None);
         let reply = Reply {
-            headers: headers(MapType::HttpCallResponseHeaders),
+            headers: abi::headers(MapType::HttpCallResponseHeaders),
             body: abi::buffer(BufferType::HttpCallResponseBody, 0, body_size).unwrap_or_default(),
         };
         let flow =
@@ -157,10 +157,6 @@ impl Envoy {
     }
 }
 
-fn headers(map: MapType) -> Vec<(String, String)> {
-    abi::read_pairs(&abi::header_pairs(map).unwrap_or_default())
-}
-
 fn map(of: Of) -> MapType {
     match of {
         Of::Request => MapType::HttpRequestHeaders,
@@ -177,8 +173,8 @@ impl Host for Envoy {
         abi::random()
     }
 
-    fn headers(&self, of: Of) -> Vec<(String, String)> {
-        headers(map(of))
+    fn headers(&self, of: Of) -> Headers {
+        abi::headers(map(of))
     }
 
     fn set_header(&self, of: Of, name: &str, value: &str) {

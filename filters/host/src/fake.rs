@@ -11,7 +11,7 @@
     reason = "a test that breaks a rule must fail"
 )]
 
-use crate::{Body, Call, Callback, Filter, Flow, Host, Kind, Metric, Of, Reply};
+use crate::{Body, Call, Callback, Filter, Flow, Headers, Host, Kind, Metric, Of, Reply};
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
@@ -161,7 +161,7 @@ impl<F: Filter> Worker<F> {
     /// The call that the request waits for is answered.
     pub fn reply(&mut self, exchange: &mut Exchange<F>, headers: &[(&str, &str)], body: &[u8]) {
         assert!(exchange.fake.calling.replace(false), "no call is out");
-        let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let headers = headers.iter().copied().collect();
         let flow =
             self.filter.reply(&mut exchange.stream, &exchange.fake, Reply { headers, body: body.to_vec() });
         exchange.follow(flow);
@@ -315,13 +315,14 @@ impl Host for Fake {
         self.world.random.borrow_mut().next()
     }
 
-    fn headers(&self, of: Of) -> Vec<(String, String)> {
-        match of {
+    fn headers(&self, of: Of) -> Headers {
+        let headers = match of {
             // What Envoy has no map for at the moment it does not give.
-            Of::Request if self.request_open.get() => self.request.borrow().clone(),
-            Of::Request => Vec::new(),
-            Of::Response => self.response.borrow().clone(),
-        }
+            Of::Request if !self.request_open.get() => return Headers::default(),
+            Of::Request => &self.request,
+            Of::Response => &self.response,
+        };
+        headers.borrow().iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
     }
 
     fn set_header(&self, of: Of, name: &str, value: &str) {

@@ -19,6 +19,9 @@ mod abi;
 pub mod envoy;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod fake;
+mod headers;
+
+pub use headers::Headers;
 
 /// Whether the request may go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,16 +67,9 @@ pub struct Call<'a> {
 #[derive(Clone, Debug, Default)]
 pub struct Reply {
     /// Headers, `:status` among them.
-    pub headers: Vec<(String, String)>,
+    pub headers: Headers,
     /// The body.
     pub body: Vec<u8>,
-}
-
-impl Reply {
-    /// The first header of that name (lower case).
-    pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_str())
-    }
 }
 
 /// How a metric behaves.
@@ -97,9 +93,8 @@ pub trait Host {
     fn now(&self) -> Instant;
     /// Random bits.
     fn random(&self) -> u64;
-    /// All headers, names in lower case; values that are not UTF-8 with replacement characters. Empty when the host
-    /// has none at this moment.
-    fn headers(&self, of: Of) -> Vec<(String, String)>;
+    /// All headers. Empty when the host has none at this moment.
+    fn headers(&self, of: Of) -> Headers;
     /// Makes `value` the only value of a header.
     fn set_header(&self, of: Of, name: &str, value: &str);
     /// Removes all values of a header.

@@ -94,8 +94,7 @@ impl Filter for Meter {
 
     fn response_headers(&mut self, stream: &mut Stream, host: &dyn Host, _end: bool) {
         let headers = host.headers(Of::Response);
-        let value =
-            |name: &str| headers.iter().find(|(own, _)| own == name).map_or("", |(_, value)| value.as_str());
+        let value = |name: &str| headers.get(name).unwrap_or_default();
         stream.status = value(":status").parse().unwrap_or(0);
         stream.reader = Some(Reader::new(value("content-type"), value("content-encoding")));
     }
@@ -121,6 +120,9 @@ impl Filter for Meter {
     }
 
     fn log(&mut self, stream: &mut Stream, host: &dyn Host) {
+        if stream.reader.is_none() {
+            return;
+        }
         // Trailers or no body at all may have been the proper end; a reset leaves flags behind.
         let flags = host.property(&["response", "flags"]);
         let whole = flags.is_some_and(|flags| flags.iter().all(|byte| *byte == 0));

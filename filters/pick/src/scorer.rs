@@ -61,8 +61,8 @@ impl Scorer {
 
     /// Reads the answer; `told` is what [`Scorer::ask`] gave. `None` when the choice has to be made here.
     pub(crate) fn answer(&mut self, host: &dyn Host, reply: &Reply, told: Vec<Event>) -> Option<Reserved> {
-        let status = reply.header(":status").unwrap_or("none");
-        if reply.header(wire::SCORER).is_none() {
+        let status = reply.headers.get(":status").unwrap_or("none");
+        if reply.headers.get(wire::SCORER).is_none() {
             self.failed(
                 host,
                 told,

@@ -45,10 +45,11 @@ pub fn run(file: &Path, listen: Option<SocketAddr>) -> anyhow::Result<()> {
         let listener =
             TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
         let scorer = Arc::new(Scorer::new(&config)?);
+        let stop = told_to_stop()?;
         tokio::spawn(Watch::new(file, text, config).follow(Arc::clone(&scorer), LOOK));
         // Whoever started it may not read what it says: that is no reason to end.
         let _ = writeln!(std::io::stdout(), "weir scorer listening on {}", listener.local_addr()?);
-        serve(listener, scorer, told_to_stop()).await?;
+        serve(listener, scorer, stop).await?;
         log::info!("stopped");
         Ok(())
     })
@@ -96,15 +97,14 @@ async fn expire(scorer: Arc<Scorer>) {
     }
 }
 
-async fn told_to_stop() {
-    let terminated = async {
-        match signal(SignalKind::terminate()) {
-            Ok(mut signal) => signal.recv().await,
-            Err(_) => std::future::pending().await,
+/// Hears SIGTERM and ctrl-C from this call on, also while nobody waits yet.
+fn told_to_stop() -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
+    let mut terminated = signal(SignalKind::terminate())?;
+    let mut interrupted = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminated.recv() => {}
+            _ = interrupted.recv() => {}
         }
-    };
-    tokio::select! {
-        _ = terminated => {}
-        _ = tokio::signal::ctrl_c() => {}
-    }
+    })
 }
