@@ -168,14 +168,16 @@ run_tests() {
   native
   local log
   log=$(mktemp)
+  # In release, so that what the programs above are made of is compiled once; the core's own tests run in debug as
+  # wasm32, with checked arithmetic.
   say "testing in this process"
-  cargo test --locked --workspace --exclude weir-tests 2>&1 | tee "$log"
+  cargo test --locked --release --workspace --exclude weir-tests 2>&1 | tee "$log"
   wasm_test 2>&1 | tee -a "$log"
   local inside outside
   inside=$(passed "$log")
   say "testing against a real Envoy"
   # One at a time: each starts an Envoy, engines and a scorer, and two cores are enough for one of those.
-  cargo test --locked -p weir-tests -- --test-threads=1 2>&1 | tee "$log"
+  cargo test --locked --release -p weir-tests -- --test-threads=1 2>&1 | tee "$log"
   outside=$(passed "$log")
   rm "$log"
   say "$((inside + outside)) tests passed, $outside of them against a real Envoy"

@@ -19,7 +19,8 @@ fn roomy() -> weir_engine::Config {
 
 /// A chat request of exactly `size` bytes, its model at the end; different for each size.
 fn body_of(size: usize) -> Bytes {
-    let (before, after) = (r#"{"messages":[{"role":"user","content":""#, r#""}],"max_tokens":1,"model":"demo-small"}"#);
+    let (before, after) =
+        (r#"{"messages":[{"role":"user","content":""#, r#""}],"max_tokens":1,"model":"demo-small"}"#);
     let mut state = size as u64 | 1;
     let mut letter = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -52,13 +53,15 @@ fn arrived(gateway: &Gateway) -> (usize, String) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bodies_of_any_size_and_framing_arrive_byte_for_byte() {
-    let gateway = Gateway::start(Setup { engines: [1, 1], engine: roomy(), ..Setup::default() }).await.unwrap();
+    let gateway =
+        Gateway::start(Setup { engines: [1, 1], engine: roomy(), ..Setup::default() }).await.unwrap();
     let http2 = reqwest::Client::builder().no_proxy().http2_prior_knowledge().build().unwrap();
     for size in [1 << 10, 128 << 10, MB, 8 * MB] {
         let body = body_of(size);
         for (version, client) in [("1.1", &gateway.client), ("2", &http2)] {
             for (framing, sent) in [("content-length", body.clone().into()), ("chunked", chunked(&body))] {
-                let request = client.post(format!("{}{CHAT}", gateway.url)).header("content-type", "application/json");
+                let request =
+                    client.post(format!("{}{CHAT}", gateway.url)).header("content-type", "application/json");
                 let answer = request.body(sent).send().await.unwrap();
                 let case = format!("{size} bytes, HTTP/{version}, {framing}");
                 assert_eq!(answer.status(), 200, "{case}: {}", answer.text().await.unwrap());
@@ -71,16 +74,20 @@ async fn bodies_of_any_size_and_framing_arrive_byte_for_byte() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_ends_in_trailers_arrives() {
-    let gateway = Gateway::start(Setup { engines: [1, 1], engine: roomy(), ..Setup::default() }).await.unwrap();
+    let gateway =
+        Gateway::start(Setup { engines: [1, 1], engine: roomy(), ..Setup::default() }).await.unwrap();
     let address = gateway.url.trim_start_matches("http://");
-    let (mut client, connection) = h2::client::handshake(tokio::net::TcpStream::connect(address).await.unwrap()).await.unwrap();
+    let (mut client, connection) =
+        h2::client::handshake(tokio::net::TcpStream::connect(address).await.unwrap()).await.unwrap();
     let connection = tokio::spawn(connection);
     for size in [200, 200_000] {
         let body = body_of(size);
-        let request = http::Request::post(format!("{}{CHAT}", gateway.url)).header("content-type", "application/json");
+        let request =
+            http::Request::post(format!("{}{CHAT}", gateway.url)).header("content-type", "application/json");
         let (answer, mut sender) = client.send_request(request.body(()).unwrap(), false).unwrap();
         sender.send_data(body.clone(), false).unwrap();
-        let trailers = http::HeaderMap::from_iter([(http::HeaderName::from_static("x-sum"), "1".parse().unwrap())]);
+        let trailers =
+            http::HeaderMap::from_iter([(http::HeaderName::from_static("x-sum"), "1".parse().unwrap())]);
         sender.send_trailers(trailers).unwrap();
         assert_eq!(answer.await.unwrap().status(), 200, "{size} bytes");
         assert_eq!(arrived(&gateway), (size, hash(&body)));
@@ -90,7 +97,9 @@ async fn a_body_that_ends_in_trailers_arrives() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn over_the_limit_is_413_and_at_the_limit_is_not() {
-    let edit = |envoy: &mut Value| filter_config(envoy, "extract", |extract| extract["request"]["max_body_bytes"] = MB.into());
+    let edit = |envoy: &mut Value| {
+        filter_config(envoy, "extract", |extract| extract["request"]["max_body_bytes"] = MB.into())
+    };
     let setup = Setup { engines: [1, 1], engine: roomy(), edit: Some(Box::new(edit)), ..Setup::default() };
     let gateway = Gateway::start(setup).await.unwrap();
     let http2 = reqwest::Client::builder().no_proxy().http2_prior_knowledge().build().unwrap();
@@ -119,7 +128,8 @@ async fn over_the_limit_is_413_and_at_the_limit_is_not() {
             expect_named(status, &answer.json().unwrap());
 
             let sent = if framing == "chunked" { chunked(&body) } else { body.clone().into() };
-            let request = http2.post(format!("{}{CHAT}", gateway.url)).header("content-type", "application/json");
+            let request =
+                http2.post(format!("{}{CHAT}", gateway.url)).header("content-type", "application/json");
             let answer = request.body(sent).send().await.unwrap();
             assert_eq!(answer.status(), status, "{size} bytes, HTTP/2, {framing}");
             expect_named(status, &answer.json().await.unwrap());

@@ -28,7 +28,10 @@ async fn without_the_flag_the_first_request_names_it_and_the_next_ones_fail_at_o
     // Held together, answered together.
     let ask = async |content: &str| {
         let (start, answer) = (Instant::now(), gateway.chat(&chat(MODELS[0], content, 1)).await.unwrap());
-        assert_eq!((answer.status().as_u16(), &answer.headers()["content-type"]), (500, &"application/json".parse().unwrap()));
+        assert_eq!(
+            (answer.status().as_u16(), &answer.headers()["content-type"]),
+            (500, &"application/json".parse().unwrap())
+        );
         let error: Value = answer.json().await.unwrap();
         assert!(error["error"]["message"].as_str().unwrap().contains(FLAG), "{error}");
         assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
@@ -41,7 +44,11 @@ async fn without_the_flag_the_first_request_names_it_and_the_next_ones_fail_at_o
     }
     assert_eq!(gateway.stat("weir_extract_misconfigured_total").await.unwrap(), 13);
     let log = gateway.envoy_log();
-    assert_eq!(log.lines().filter(|line| line.contains("weir-extract") && line.contains(FLAG)).count(), 1, "{log}");
+    assert_eq!(
+        log.lines().filter(|line| line.contains("weir-extract") && line.contains(FLAG)).count(),
+        1,
+        "{log}"
+    );
     assert!(gateway.received(0).is_empty());
 }
 

@@ -47,7 +47,11 @@ async fn clients_that_leave_leave_nothing(scorer: bool) {
     let chunked = post(CHAT, &["transfer-encoding: chunked"]);
 
     // Before its headers are complete, and while it sends its body.
-    for (what, part) in [("headers", &head[..60]), ("upload", &(head.clone() + "{\"model\"")), ("chunks", &(chunked + "5\r\nhello\r\n"))] {
+    for (what, part) in [
+        ("headers", &head[..60]),
+        ("upload", &(head.clone() + "{\"model\"")),
+        ("chunks", &(chunked + "5\r\nhello\r\n")),
+    ] {
         for turn in 0..TIMES {
             let mut connection = Raw::connect(&gateway.url).await.unwrap();
             connection.send(part).await.unwrap();
@@ -64,7 +68,10 @@ async fn clients_that_leave_leave_nothing(scorer: bool) {
         let mut connections = Vec::new();
         for turn in 0..TIMES {
             let mut connection = Raw::connect(&gateway.url).await.unwrap();
-            connection.send(whole(&body(&format!("{turn} {stream} {}", "long ".repeat(800)), 50, stream))).await.unwrap();
+            connection
+                .send(whole(&body(&format!("{turn} {stream} {}", "long ".repeat(800)), 50, stream)))
+                .await
+                .unwrap();
             connections.push(connection);
         }
         wait_until("all are in the engines", SOON, async || gateway.in_engines() == TIMES).await.unwrap();

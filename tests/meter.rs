@@ -28,17 +28,21 @@ async fn used(gateway: &Gateway, path: &str, body: &Value) -> (String, BTreeMap<
 
 /// Input, cached and output tokens as the client reads them from an answer.
 fn told(path: &str, text: &str, stream: bool) -> (u64, u64, u64) {
-    let events = text.lines().filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
-    let events: Vec<Value> = if stream { events.collect() } else { vec![serde_json::from_str(text).unwrap()] };
+    let events =
+        text.lines().filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
+    let events: Vec<Value> =
+        if stream { events.collect() } else { vec![serde_json::from_str(text).unwrap()] };
     if path != PATHS[2] {
         let usage = events.iter().rev().map(|event| &event["usage"]).find(|usage| usage.is_object()).unwrap();
         let cached = &usage["prompt_tokens_details"]["cached_tokens"];
-        let [input, cached, output] = [&usage["prompt_tokens"], cached, &usage["completion_tokens"]].map(|n| n.as_u64().unwrap());
+        let [input, cached, output] =
+            [&usage["prompt_tokens"], cached, &usage["completion_tokens"]].map(|n| n.as_u64().unwrap());
         return (input, cached, output);
     }
     let start = if stream { &events[0]["message"]["usage"] } else { &events[0]["usage"] };
     let [fresh, cached] = ["input_tokens", "cache_read_input_tokens"].map(|key| start[key].as_u64().unwrap());
-    let end = events.iter().rev().map(|event| &event["usage"]).find(|usage| usage.is_object()).unwrap_or(start);
+    let end =
+        events.iter().rev().map(|event| &event["usage"]).find(|usage| usage.is_object()).unwrap_or(start);
     (fresh + cached, cached, end["output_tokens"].as_u64().unwrap())
 }
 
@@ -58,7 +62,11 @@ async fn the_access_log_and_the_stats_say_what_the_engine_said() {
                 let logged = ["input", "cached", "output"].map(|key| usage[key].parse::<u64>().unwrap());
                 assert_eq!(logged, [input, cached, output], "{case}");
                 assert!(usage["ttft_ms"].parse::<f64>().unwrap() > 0.0, "{case}");
-                assert_eq!(usage.get("tpot_ms").is_some_and(|ms| ms.parse::<f64>().unwrap() > 0.0), stream, "{case}");
+                assert_eq!(
+                    usage.get("tpot_ms").is_some_and(|ms| ms.parse::<f64>().unwrap() > 0.0),
+                    stream,
+                    "{case}"
+                );
                 assert_eq!(usage["finish"], if path == PATHS[2] { "max_tokens" } else { "length" }, "{case}");
                 requests += 1;
                 sums = [sums[0] + input, sums[1] + cached, sums[2] + output];
@@ -74,7 +82,11 @@ async fn the_access_log_and_the_stats_say_what_the_engine_said() {
     let stat = async |name: &str| gateway.stat(&format!("weir_{name};model=demo-small")).await.unwrap();
     assert_eq!(stat("requests_total").await, requests + 1);
     assert_eq!((stat("usage_missing_total").await, stat("errors_total").await), (1, 0));
-    let counted = [stat("input_tokens_total").await, stat("cached_tokens_total").await, stat("output_tokens_total").await];
+    let counted = [
+        stat("input_tokens_total").await,
+        stat("cached_tokens_total").await,
+        stat("output_tokens_total").await,
+    ];
     assert_eq!(counted, sums);
 
     let prometheus = get(&gateway.admin, "/stats/prometheus").await.unwrap();
@@ -93,7 +105,8 @@ async fn an_answer_that_breaks_off_is_logged_as_such() {
     for (path, status) in [(PATHS[0], "missing"), (PATHS[1], "missing"), (PATHS[2], "partial")] {
         let mut body = ask("a client that leaves", true);
         body["max_tokens"] = 1000.into();
-        let mut answer = gateway.client.post(format!("{}{path}", gateway.url)).json(&body).send().await.unwrap();
+        let mut answer =
+            gateway.client.post(format!("{}{path}", gateway.url)).json(&body).send().await.unwrap();
         let id = request_id(&answer);
         let mut text = Vec::new();
         while text.len() < 2000 {
@@ -106,7 +119,8 @@ async fn an_answer_that_breaks_off_is_logged_as_such() {
         assert!(usage.contains_key("ttft_ms"), "{path}: {line}");
     }
     // The engine breaks off.
-    gateway.engines[0][0].fault(weir_engine::Fault::new(weir_engine::Kind::CutStream).after_tokens(3).count(1));
+    gateway.engines[0][0]
+        .fault(weir_engine::Fault::new(weir_engine::Kind::CutStream).after_tokens(3).count(1));
     let mut answer = gateway.chat(&ask("an engine that breaks off", true)).await.unwrap();
     let id = request_id(&answer);
     while let Ok(Some(_)) = answer.chunk().await {}
@@ -125,16 +139,26 @@ async fn no_log_holds_a_word_of_a_prompt_or_a_secret() {
         body["cache_salt"] = CANARY.into();
         body["user"] = CANARY.into();
         body["system"] = CANARY.into();
-        let broken = [body.to_string().replace("}]", "}]]"), format!("{{\"model\":\"{CANARY} \"}}"), format!("\"{CANARY}\"")];
+        let broken = [
+            body.to_string().replace("}]", "}]]"),
+            format!("{{\"model\":\"{CANARY} \"}}"),
+            format!("\"{CANARY}\""),
+        ];
         for text in broken.into_iter().chain([body.to_string()]) {
-            let request = gateway.client.post(format!("{}{path}?key={CANARY}", gateway.url)).header("content-type", "application/json");
-            let answer = request.bearer_auth(CANARY).header("x-api-key", CANARY).body(text).send().await.unwrap();
+            let request = gateway
+                .client
+                .post(format!("{}{path}?key={CANARY}", gateway.url))
+                .header("content-type", "application/json");
+            let answer =
+                request.bearer_auth(CANARY).header("x-api-key", CANARY).body(text).send().await.unwrap();
             (lines, denied) = (lines + 1, denied + usize::from(answer.status() == 400));
             gateway.logged(&request_id(&answer)).await.unwrap();
         }
     }
     assert_eq!((lines, denied), (12, 9));
-    wait_until("the log", Duration::from_secs(5), async || gateway.access_log().len() == lines).await.unwrap();
+    wait_until("the log", Duration::from_secs(5), async || gateway.access_log().len() == lines)
+        .await
+        .unwrap();
     let engines = gateway.received(0);
     assert!(engines.iter().all(|(_, record)| record.header("authorization").unwrap().contains(CANARY)));
     for (name, text) in [

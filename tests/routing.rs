@@ -31,7 +31,8 @@ async fn the_model_at_the_end_of_a_body_in_pieces_leads_to_its_pool_on_one_conne
         let other = format!("x-gateway-model-name: {}", MODELS[1 - turn % 2]);
         let head = post(CHAT, &["transfer-encoding: chunked", &other]);
         connection.send(head).await.unwrap();
-        let (before, after) = ("{\"messages\":[{\"role\":\"user\",\"content\":\"", format!("{turn}\"}}],\"max_tokens\":1,"));
+        let (before, after) =
+            ("{\"messages\":[{\"role\":\"user\",\"content\":\"", format!("{turn}\"}}],\"max_tokens\":1,"));
         for piece in [before, &after, &format!("\"model\":\"{model}\"}}"), ""] {
             sleep(Duration::from_millis(10)).await;
             connection.send_chunk(piece).await.unwrap();
@@ -53,7 +54,10 @@ async fn the_model_at_the_end_of_a_body_in_pieces_leads_to_its_pool_on_one_conne
 async fn what_cannot_be_routed_is_answered_in_the_clients_dialect_and_reaches_no_engine() {
     let gateway = gateway().await;
     let answer = gateway.chat(&chat("nobodys-model", "hello", 1)).await.unwrap();
-    assert_eq!((answer.status().as_u16(), answer.headers()["content-type"].to_str().unwrap()), (404, "application/json"));
+    assert_eq!(
+        (answer.status().as_u16(), answer.headers()["content-type"].to_str().unwrap()),
+        (404, "application/json")
+    );
     let error = answer.json::<serde_json::Value>().await.unwrap();
     assert_eq!(error["error"]["code"], "model_not_found");
     assert!(error["error"]["message"].is_string());
@@ -76,7 +80,10 @@ async fn what_cannot_be_routed_is_answered_in_the_clients_dialect_and_reaches_no
     ];
     for (body, status, word) in bodies {
         for (path, anthropic) in [(CHAT, false), ("/v1/messages", true), ("/v1/completions", false)] {
-            let request = gateway.client.post(format!("{}{path}", gateway.url)).header("content-type", "application/json");
+            let request = gateway
+                .client
+                .post(format!("{}{path}", gateway.url))
+                .header("content-type", "application/json");
             let answer = request.body(body.to_vec()).send().await.unwrap();
             let case = format!("{path} {}", String::from_utf8_lossy(body));
             assert_eq!(answer.status(), status, "{case}");
@@ -99,9 +106,13 @@ async fn what_cannot_be_routed_is_answered_in_the_clients_dialect_and_reaches_no
 async fn what_is_no_inference_request_is_not_held() {
     let gateway = gateway().await;
     let models = gateway.client.get(format!("{}/v1/models", gateway.url)).send().await.unwrap();
-    assert_eq!((models.status().as_u16(), models.headers()["content-type"].to_str().unwrap()), (200, "application/json"));
+    assert_eq!(
+        (models.status().as_u16(), models.headers()["content-type"].to_str().unwrap()),
+        (200, "application/json")
+    );
     let models: serde_json::Value = models.json().await.unwrap();
-    let names: Vec<_> = models["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
+    let names: Vec<_> =
+        models["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
     assert_eq!(names, MODELS);
 
     for method in [Method::GET, Method::HEAD, Method::OPTIONS, Method::DELETE, Method::PUT, Method::POST] {
@@ -110,7 +121,8 @@ async fn what_is_no_inference_request_is_not_held() {
                 continue;
             }
             let request = gateway.client.request(method.clone(), format!("{}{path}", gateway.url));
-            let answer = timeout(AT_ONCE, request.header("content-length", "0").send()).await.unwrap().unwrap();
+            let answer =
+                timeout(AT_ONCE, request.header("content-length", "0").send()).await.unwrap().unwrap();
             assert_eq!(answer.status(), 404, "{method} {path}");
             assert_eq!(answer.headers()["content-type"], "application/json", "{method} {path}");
             if method != Method::HEAD {
@@ -142,7 +154,12 @@ async fn what_is_no_inference_request_is_not_held() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_path_is_understood_as_an_engine_would() {
     let gateway = gateway().await;
-    for path in ["/v1//chat/completions", "/v1/./chat/completions", "/v1/x/../chat/completions", "/v1/chat/completions?a=b"] {
+    for path in [
+        "/v1//chat/completions",
+        "/v1/./chat/completions",
+        "/v1/x/../chat/completions",
+        "/v1/chat/completions?a=b",
+    ] {
         let mut connection = Raw::connect(&gateway.url).await.unwrap();
         let body = chat(MODELS[0], path, 1).to_string();
         connection.send(post(path, &[&format!("content-length: {}", body.len())]) + &body).await.unwrap();

@@ -21,7 +21,8 @@ async fn load(gateway: &Gateway, stop: &AtomicBool) -> Vec<Seen> {
         let mut seen = Vec::new();
         while !stop.load(Ordering::Relaxed) {
             let start = Instant::now();
-            let answer = gateway.chat(&chat(MODELS[0], &format!("{number} {}", seen.len()), 8)).await.unwrap();
+            let answer =
+                gateway.chat(&chat(MODELS[0], &format!("{number} {}", seen.len()), 8)).await.unwrap();
             assert_eq!(answer.status(), 200, "{:?}", answer.headers());
             let id = request_id(&answer);
             assert!(answer.json::<serde_json::Value>().await.unwrap()["usage"].is_object());
@@ -77,7 +78,8 @@ async fn requests_are_answered_while_the_scorer_dies_hangs_and_returns() {
         .collect();
     for Phase { name, from, to } in phases {
         let within: Vec<&Seen> = seen.iter().filter(|seen| seen.start > from && seen.end < to).collect();
-        let by: BTreeSet<String> = within.iter().map(|seen| fields(&log[&seen.id], "pick")["by"].clone()).collect();
+        let by: BTreeSet<String> =
+            within.iter().map(|seen| fields(&log[&seen.id], "pick")["by"].clone()).collect();
         assert!(within.len() > 20, "{name}: {} requests", within.len());
         match name {
             "killed" | "hung" => assert_eq!(by, BTreeSet::from(["fallback".to_owned()]), "{name}"),

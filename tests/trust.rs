@@ -67,7 +67,9 @@ async fn attack(gateway: &Gateway, canary: &Canary) {
     gateway.engines.iter().flatten().for_each(|engine| engine.clear_requests());
     let http2 = reqwest::Client::builder().no_proxy().http2_prior_knowledge().build().unwrap();
     let attacks = attacks(gateway, canary);
-    for (client, headers) in [&gateway.client, &http2].into_iter().flat_map(|c| attacks.iter().map(move |h| (c, h))) {
+    for (client, headers) in
+        [&gateway.client, &http2].into_iter().flat_map(|c| attacks.iter().map(move |h| (c, h)))
+    {
         let url = |path: &str| format!("{}{path}", gateway.url);
         let good = client.post(url(CHAT)).headers(headers.clone()).json(&chat(MODELS[0], "hello", 2));
         let refused = client.post(url(CHAT)).headers(headers.clone()).body("{");
@@ -96,7 +98,9 @@ fn expect_unsteered(gateway: &Gateway, canary: &Canary, requests: usize) {
             record.headers.iter().filter(|(own, _)| own == name).map(|(_, value)| value.as_str()).collect()
         };
         assert_eq!(values(wire::MODEL), [MODELS[0]]);
-        let [destination] = values(wire::DESTINATION)[..] else { panic!("not one destination: {:?}", record.headers) };
+        let [destination] = values(wire::DESTINATION)[..] else {
+            panic!("not one destination: {:?}", record.headers)
+        };
         let named: Vec<&str> = destination.split(',').collect();
         assert!(named.iter().all(|address| pool.contains(&(*address).to_owned())), "{destination}");
         assert_eq!(named[0], pool[place], "went elsewhere");
@@ -148,7 +152,11 @@ impl Liar {
         Self { port, answer, asked }
     }
 
-    async fn serve(connection: TcpStream, answer: Arc<Mutex<Vec<u8>>>, asked: Arc<AtomicUsize>) -> std::io::Result<()> {
+    async fn serve(
+        connection: TcpStream,
+        answer: Arc<Mutex<Vec<u8>>>,
+        asked: Arc<AtomicUsize>,
+    ) -> std::io::Result<()> {
         let mut connection = BufReader::new(connection);
         loop {
             let (mut reserve, mut length, mut line) = (false, 0, String::new());
@@ -181,11 +189,15 @@ async fn a_scorer_that_lies_cannot_send_a_request_out_of_its_pool() {
     let (canary, liar) = (Canary::start().await, Liar::start().await);
     let port = liar.port;
     let edit = move |envoy: &mut Value| {
-        for cluster in find_all(envoy, &|value| value["load_assignment"].is_object() && value["name"] == "scorer") {
+        for cluster in
+            find_all(envoy, &|value| value["load_assignment"].is_object() && value["name"] == "scorer")
+        {
             let address = json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
             cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"] = address;
         }
-        filter_config(envoy, "pick", |pick| pick["scorer"] = json!({"cluster": "scorer", "timeout_ms": 5000, "retry_ms": 1}));
+        filter_config(envoy, "pick", |pick| {
+            pick["scorer"] = json!({"cluster": "scorer", "timeout_ms": 5000, "retry_ms": 1})
+        });
     };
     let gateway = Gateway::start(Setup { edit: Some(Box::new(edit)), ..Setup::default() }).await.unwrap();
     let (small, large) = (gateway.engines[0][1].addr.to_string(), gateway.engines[1][0].addr.to_string());
@@ -224,9 +236,14 @@ async fn a_scorer_that_lies_cannot_send_a_request_out_of_its_pool() {
     liar.says("200 OK", reserved(json!([small])).as_bytes());
     let answer = gateway.chat(&chat(MODELS[0], "hello", 2)).await.unwrap();
     let line = gateway.logged(&rig::request_id(&answer)).await.unwrap();
-    assert_eq!((line["upstream"].as_str(), &rig::fields(&line, "pick")["by"][..]), (Some(&small[..]), "scorer"));
+    assert_eq!(
+        (line["upstream"].as_str(), &rig::fields(&line, "pick")["by"][..]),
+        (Some(&small[..]), "scorer")
+    );
     // What is no HTTP at all, and what lacks the signature, is no answer.
-    for noise in [&b"\x16\x03\x01 no HTTP at all \r\n\r\n"[..], b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"] {
+    for noise in
+        [&b"\x16\x03\x01 no HTTP at all \r\n\r\n"[..], b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"]
+    {
         *liar.answer.lock().unwrap() = noise.to_vec();
         tokio::time::sleep(Duration::from_millis(10)).await;
         assert_eq!(gateway.chat(&chat(MODELS[0], "hello", 2)).await.unwrap().status(), 200);

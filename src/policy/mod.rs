@@ -51,13 +51,13 @@ impl Candidate {
 }
 
 /// Judges candidates.
-pub trait Score: fmt::Debug {
+pub trait Score: fmt::Debug + Send {
     /// Fills one number per candidate, 0 for the worst to 1 for the best.
     fn score(&self, demand: &Demand, candidates: &[Candidate], scores: &mut [f64]);
 }
 
 /// Chooses among judged candidates.
-pub trait Pick: fmt::Debug {
+pub trait Pick: fmt::Debug + Send {
     /// The place of the chosen one in `scores`; `None` only when that is empty.
     fn pick(&mut self, scores: &[f64], random: &mut Random) -> Option<usize>;
 }

@@ -29,7 +29,8 @@ pub(crate) fn place(
             Some(pool) => addresses[pool].clone(),
             None => vec![format!("127.0.0.1:{}", scorer_port.unwrap_or(1))],
         };
-        cluster["load_assignment"]["endpoints"][0]["lb_endpoints"] = ours.iter().map(|a| endpoint(a)).collect();
+        cluster["load_assignment"]["endpoints"][0]["lb_endpoints"] =
+            ours.iter().map(|a| endpoint(a)).collect();
     }
     for log in find_all(envoy, &|value| value["typed_config"]["log_format"].is_object()) {
         log["name"] = "envoy.access_loggers.file".into();
@@ -37,7 +38,9 @@ pub(crate) fn place(
         typed["@type"] = "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog".into();
         typed["path"] = access_log.display().to_string().into();
     }
-    for module in find_all(envoy, &|value| value["filename"].as_str().is_some_and(|name| name.ends_with(".wasm"))) {
+    for module in
+        find_all(envoy, &|value| value["filename"].as_str().is_some_and(|name| name.ends_with(".wasm")))
+    {
         let path = repository().join(module["filename"].as_str().expect("a file name"));
         module["filename"] = path.display().to_string().into();
     }

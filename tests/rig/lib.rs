@@ -3,7 +3,13 @@
 //!
 //! What runs is what ships: `envoy/envoy.yaml` is read, its addresses are replaced and nothing else, unless a test
 //! asks for an edit. Everything started ends when its owner is dropped.
-#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "test equipment")]
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "test equipment"
+)]
 
 mod config;
 mod process;
@@ -44,8 +50,17 @@ pub struct Setup {
 
 impl Default for Setup {
     fn default() -> Self {
-        let engine = weir_engine::Config { prefill_ms_per_ktoken: 20.0, decode_ms: 2.0, ..Default::default() };
-        Self { engines: [2, 2], engine, scorer: false, workers: 2, edit: None, edit_scorer: None, log_level: "warn" }
+        let engine =
+            weir_engine::Config { prefill_ms_per_ktoken: 20.0, decode_ms: 2.0, ..Default::default() };
+        Self {
+            engines: [2, 2],
+            engine,
+            scorer: false,
+            workers: 2,
+            edit: None,
+            edit_scorer: None,
+            log_level: "warn",
+        }
     }
 }
 
@@ -89,7 +104,10 @@ impl Scorer {
     /// Starts it again after [`Process::kill`].
     pub async fn restart(&mut self) -> Result<()> {
         self.process = Process::start(&Self::command(&self.config), &self.log)?;
-        wait_until("the scorer answers", Duration::from_secs(10), async || get(&self.url, "/healthz").await.is_ok()).await
+        wait_until("the scorer answers", Duration::from_secs(10), async || {
+            get(&self.url, "/healthz").await.is_ok()
+        })
+        .await
     }
 }
 
@@ -104,7 +122,8 @@ impl Gateway {
                 pool.push(Engine::start(config).await?);
             }
         }
-        let addresses = [0, 1].map(|pool: usize| engines[pool].iter().map(|e| e.addr.to_string()).collect::<Vec<_>>());
+        let addresses =
+            [0, 1].map(|pool: usize| engines[pool].iter().map(|e| e.addr.to_string()).collect::<Vec<_>>());
         let scorer = match setup.scorer {
             true => Some(start_scorer(dir.path(), &addresses, setup.edit_scorer.as_ref()).await?),
             false => None,
@@ -137,7 +156,8 @@ impl Gateway {
         let mut gateway = Self { url, admin, engines, scorer, envoy, client, dir };
         let admin = gateway.admin.clone();
         let envoy = &mut gateway.envoy;
-        let ready = async || get(&admin, "/ready").await.is_ok_and(|body| body.starts_with("LIVE")) || !envoy.runs();
+        let ready =
+            async || get(&admin, "/ready").await.is_ok_and(|body| body.starts_with("LIVE")) || !envoy.runs();
         wait_until("Envoy is ready", Duration::from_secs(30), ready)
             .await
             .with_context(|| format!("its log: {}", gateway.envoy_log()))?;
@@ -176,7 +196,9 @@ impl Gateway {
     /// Envoy's counters and gauges.
     pub async fn stats(&self) -> Result<BTreeMap<String, u64>> {
         let text = get(&self.admin, "/stats").await?;
-        let stat = |line: &str| line.split_once(": ").and_then(|(name, value)| Some((name.to_owned(), value.parse().ok()?)));
+        let stat = |line: &str| {
+            line.split_once(": ").and_then(|(name, value)| Some((name.to_owned(), value.parse().ok()?)))
+        };
         Ok(text.lines().filter_map(stat).collect())
     }
 
@@ -195,12 +217,22 @@ impl Gateway {
     pub async fn scorer_leases(&self) -> Result<u64> {
         let scorer = self.scorer.as_ref().context("there is no scorer")?;
         let loads: Value = serde_json::from_str(&get(&scorer.url, "/v1/loads").await?)?;
-        Ok(loads["pools"].as_array().context("pools")?.iter().filter_map(|pool| pool["leases"].as_u64()).sum())
+        Ok(loads["pools"]
+            .as_array()
+            .context("pools")?
+            .iter()
+            .filter_map(|pool| pool["leases"].as_u64())
+            .sum())
     }
 
     /// Requests in the engines, running or waiting.
     pub fn in_engines(&self) -> usize {
-        self.engines.iter().flatten().map(|engine| engine.state()).map(|state| state.running + state.waiting).sum()
+        self.engines
+            .iter()
+            .flatten()
+            .map(|engine| engine.state())
+            .map(|state| state.running + state.waiting)
+            .sum()
     }
 
     /// Waits until nobody holds anything any more: engines, `pick`, scorer.
@@ -220,7 +252,9 @@ impl Gateway {
     /// What the engines of a pool received, each with the place of the engine, in no order.
     pub fn received(&self, pool: usize) -> Vec<(usize, weir_engine::Record)> {
         let engines = self.engines[pool].iter().enumerate();
-        engines.flat_map(|(place, engine)| engine.requests().into_iter().map(move |record| (place, record))).collect()
+        engines
+            .flat_map(|(place, engine)| engine.requests().into_iter().map(move |record| (place, record)))
+            .collect()
     }
 
     /// Sends a chat request and gives the answer, whatever its status.
@@ -244,7 +278,8 @@ async fn start_scorer(dir: &Path, addresses: &[Vec<String>; 2], edit: Option<&Ed
     let log = dir.join("scorer.log");
     let process = Process::start(&Scorer::command(&config), &log)?;
     let url = format!("http://127.0.0.1:{port}");
-    wait_until("the scorer answers", Duration::from_secs(10), async || get(&url, "/healthz").await.is_ok()).await?;
+    wait_until("the scorer answers", Duration::from_secs(10), async || get(&url, "/healthz").await.is_ok())
+        .await?;
     Ok(Scorer { url, config, process, log })
 }
 
@@ -261,7 +296,10 @@ pub fn request_id(answer: &reqwest::Response) -> String {
 /// The `key=value` fields of what filters wrote into an access log line: of `facts`, `pick` or `usage`.
 pub fn fields(line: &Value, of: &str) -> BTreeMap<String, String> {
     let fields = line[of].as_str().unwrap_or_default().split(' ');
-    fields.filter_map(|field| field.split_once('=')).map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+    fields
+        .filter_map(|field| field.split_once('='))
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .collect()
 }
 
 /// GETs a text; an error unless it answers 200.
@@ -290,7 +328,8 @@ fn port_of(url: &str) -> u16 {
 
 /// Envoy, as `build.sh setup` fetched it, or as `WEIR_ENVOY` names it.
 pub fn envoy_binary() -> Result<PathBuf> {
-    let path = std::env::var_os("WEIR_ENVOY").map_or_else(|| repository().join(".tools/envoy"), PathBuf::from);
+    let path =
+        std::env::var_os("WEIR_ENVOY").map_or_else(|| repository().join(".tools/envoy"), PathBuf::from);
     ensure!(path.exists(), "no Envoy at {}: run ./build.sh setup", path.display());
     Ok(path)
 }

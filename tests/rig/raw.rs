@@ -69,8 +69,10 @@ impl Raw {
         };
         let head = String::from_utf8(self.read.drain(..end).collect())?;
         let mut lines = head.lines();
-        let status = lines.next().and_then(|line| line.split(' ').nth(1)).context("no status line")?.parse()?;
-        let headers = lines.filter_map(|line| line.split_once(": ")).map(|(n, v)| (n.to_lowercase(), v.to_owned()));
+        let status =
+            lines.next().and_then(|line| line.split(' ').nth(1)).context("no status line")?.parse()?;
+        let headers =
+            lines.filter_map(|line| line.split_once(": ")).map(|(n, v)| (n.to_lowercase(), v.to_owned()));
         let mut answer = Answer { status, headers: headers.collect(), body: Vec::new() };
         if let Some(length) = answer.header("content-length") {
             answer.body = self.take(length.parse()?).await?;

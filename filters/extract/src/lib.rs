@@ -192,8 +192,9 @@ impl Extract {
                 if let Some(model) = &reading.facts.model {
                     host.set_header(Of::Request, wire::MODEL, model);
                 }
-                host.set_property(wire::FACTS, wire::write_facts(&reading.facts).as_bytes());
-                host.set_property(wire::BLOCKS, &wire::block_bytes(&reading.blocks));
+                let facts = wire::write_facts(&reading.facts);
+                host.set_property(wire::FACTS, facts.as_bytes());
+                host.set_property(wire::BLOCKS, &wire::write_blocks(&facts, &reading.blocks));
                 host.add(self.metrics.read, 1);
                 Flow::Continue
             }

@@ -23,7 +23,8 @@ fn the_model_of_the_body_becomes_a_header_however_the_body_comes() {
         let seen = worker.finish(exchange);
         assert_eq!(seen.header(wire::MODEL), ["m"]);
         assert_eq!(seen.state(wire::FACTS).unwrap(), "dialect=chat stream=0 prompt_tokens=16 model=m");
-        assert_eq!(seen.property(&[wire::BLOCKS]).unwrap().len(), 8);
+        let (_, blocks) = wire::read_blocks(&seen.property(&[wire::BLOCKS]).unwrap()).unwrap();
+        assert_eq!(blocks.len(), 1);
     }
 }
 

@@ -27,8 +27,8 @@ impl Headers {
             at = span.end.checked_add(1)?;
             Some(span)
         };
-        let mut pair = |n: usize| Some((span(number(4 + 8 * n)?)?, span(number(8 + 8 * n)?)?));
-        let spans = (0..count).map_while(|n| pair(n)).collect();
+        let pair = |n: usize| Some((span(number(4 + 8 * n)?)?, span(number(8 + 8 * n)?)?));
+        let spans = (0..count).map_while(pair).collect();
         Self { bytes, spans }
     }
 

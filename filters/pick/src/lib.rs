@@ -123,15 +123,13 @@ impl Filter for Pick {
     }
 
     fn request_headers(&mut self, stream: &mut Stream, host: &dyn Host, _end: bool) -> Flow {
-        let facts = host.property(&[wire::FACTS]);
-        let facts = facts.and_then(|line| wire::read_facts(std::str::from_utf8(&line).ok()?));
-        let pool = facts.as_ref().and_then(|facts| self.pools.of_model(facts.model.as_deref()?));
-        let (Some(facts), Some(pool)) = (facts, pool) else {
+        let known = host.property(&[wire::BLOCKS]).and_then(|bytes| wire::read_blocks(&bytes));
+        let pool = known.as_ref().and_then(|(facts, _)| self.pools.of_model(facts.model.as_deref()?));
+        let (Some((facts, blocks)), Some(pool)) = (known, pool) else {
             host.add(self.metrics.unrouted, 1);
             host.remove_header(Of::Request, wire::DESTINATION);
             return Flow::Continue;
         };
-        let blocks = wire::blocks(&host.property(&[wire::BLOCKS]).unwrap_or_default());
         let lease = Lease { pool, id: self.random.next() };
         let asking = Asking { lease, facts, blocks, told: Vec::new() };
         match self.ask(host, asking) {

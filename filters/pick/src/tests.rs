@@ -15,10 +15,8 @@ fn with_scorer(cluster: &str) -> String {
 
 fn ask(worker: &mut Worker<Pick>, prompt: u64) -> Exchange<Pick> {
     let blocks: Vec<u64> = (0..20).map(|n| prompt * 1000 + n).collect();
-    let state: [(&str, &[u8]); 2] = [
-        (wire::FACTS, b"dialect=chat stream=0 prompt_tokens=330 model=m"),
-        (wire::BLOCKS, &wire::block_bytes(&blocks)),
-    ];
+    let facts = "dialect=chat stream=0 prompt_tokens=330 model=m";
+    let state = [(wire::BLOCKS, &*wire::write_blocks(facts, &blocks))];
     worker.request(&[(wire::DESTINATION, "6.6.6.6:6")], &state, false)
 }
 
@@ -67,8 +65,8 @@ fn alone_it_chooses_keeps_to_the_prefix_and_leaves_no_lease() {
 #[test]
 fn without_facts_or_pool_the_clients_destination_is_removed() {
     let mut worker = Worker::<Pick>::new(CONFIG);
-    let unknown = b"dialect=chat stream=0 prompt_tokens=1 model=unknown";
-    for state in [&[][..], &[(wire::FACTS, &unknown[..])][..]] {
+    let unknown = wire::write_blocks("dialect=chat stream=0 prompt_tokens=1 model=unknown", &[]);
+    for state in [&[][..], &[(wire::BLOCKS, &unknown[..])][..]] {
         let exchange = worker.request(&[(wire::DESTINATION, "6.6.6.6:6")], state, true);
         assert!(!exchange.held());
         assert!(worker.finish(exchange).header(wire::DESTINATION).is_empty());
