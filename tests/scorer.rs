@@ -96,3 +96,31 @@ async fn requests_are_answered_while_the_scorer_dies_hangs_and_returns() {
     gateway.scorer = Some(scorer);
     gateway.quiet(Duration::from_secs(3)).await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_that_a_hung_scorer_did_not_hear_is_told_again() {
+    let engine = weir_engine::Config { decode_ms: 50.0, ..Default::default() };
+    let gateway = Gateway::start(Setup { scorer: true, engine, ..Setup::default() }).await.unwrap();
+    let scorer = gateway.scorer.as_ref().unwrap();
+    let mut body = chat(MODELS[0], "a long story", 500);
+    body["stream"] = true.into();
+    let mut streams = join_all((0..20).map(|_| gateway.chat(&body))).await;
+    for stream in &mut streams {
+        stream.as_mut().unwrap().chunk().await.unwrap();
+    }
+    let booked = async || gateway.scorer_leases().await.is_ok_and(|leases| leases > 10);
+    rig::wait_until("the scorer has booked them", Duration::from_secs(5), booked).await.unwrap();
+    scorer.process.hang();
+    // All end now, and are reported while nobody knows yet that the scorer hangs.
+    drop(streams);
+    sleep(Duration::from_millis(500)).await;
+    scorer.process.go_on();
+    // Left alone for a second after a failure; then a request of each worker finds that it is back.
+    let back = async || {
+        assert_eq!(gateway.chat(&chat(MODELS[1], "are you back", 1)).await.unwrap().status(), 200);
+        gateway.scorer_leases().await.is_ok_and(|leases| leases == 0)
+    };
+    let waited = rig::wait_until("the scorer has heard of all ends", Duration::from_secs(10), back).await;
+    let left = gateway.scorer_leases().await.unwrap();
+    waited.unwrap_or_else(|_| panic!("{left} leases are left"));
+}

@@ -121,7 +121,8 @@ fn the_scorers_choice_is_followed_and_its_lease_ended() {
 
 #[test]
 fn a_scorer_that_is_late_gone_or_lies_costs_no_request_and_sets_no_foreign_endpoint() {
-    let replies: [(&[(&str, &str)], Vec<u8>); 6] = [
+    type Reply<'a> = (&'a [(&'a str, &'a str)], Vec<u8>);
+    let replies: [Reply<'_>; 6] = [
         (&[(":status", "504")], b"upstream request timeout".to_vec()),
         (&[(":status", "503")], Vec::new()),
         (&[], Vec::new()),
