@@ -23,6 +23,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tempfile::TempDir;
 use weir_engine::Engine;
@@ -317,9 +318,14 @@ pub async fn wait_until(what: &str, most: Duration, mut holds: impl AsyncFnMut()
     tokio::time::timeout(most, holds).await.with_context(|| format!("waited {most:?} in vain until {what}"))
 }
 
-/// A port of loopback that nobody uses at the moment.
+/// A port of loopback that nobody uses at the moment. It is below those that the system gives to outgoing
+/// connections: one of them might take it before Envoy does.
 pub fn free_port() -> Result<u16> {
-    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+    static TRIED: AtomicU32 = AtomicU32::new(0);
+    let start = std::process::id().wrapping_mul(101);
+    let port = || 20_000 + (start.wrapping_add(TRIED.fetch_add(1, Ordering::Relaxed)) % 12_000) as u16;
+    let free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    std::iter::repeat_with(port).take(1000).find(free).context("no free port")
 }
 
 fn port_of(url: &str) -> u16 {
