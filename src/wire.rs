@@ -68,6 +68,9 @@ pub struct Reserve {
     pub prompt_tokens: u32,
     /// The most tokens it may write; 0 when the client set no bound.
     pub output_tokens: u32,
+    /// Its answer comes as a stream.
+    #[serde(default)]
+    pub stream: bool,
     /// Chained block hashes, sixteen hex digits each, one after the other.
     pub blocks: Blocks,
     /// What became of earlier leases: under load they need no call of their own.
@@ -212,7 +215,10 @@ impl Facts {
     /// What the request asks of a pool.
     pub fn ask<'a>(&self, blocks: &'a [u64]) -> Ask<'a> {
         let output_tokens = self.max_output_tokens.unwrap_or(0);
-        Ask { blocks, demand: Demand { prompt_tokens: self.prompt_tokens, output_tokens } }
+        Ask {
+            blocks,
+            demand: Demand { prompt_tokens: self.prompt_tokens, output_tokens, stream: self.stream },
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! What one decision of the core costs: reading a request, reading an answer, choosing an endpoint.
 //!
 //! Natively; in Envoy's V8 the same code takes about 1.6 times as long.
-#![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
+#![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing, reason = "a benchmark")]
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
@@ -78,7 +78,7 @@ fn pool(endpoints: usize, policy: &str) -> (Pool, Vec<Vec<u64>>) {
 
 fn choices(c: &mut Criterion) {
     let mut group = c.benchmark_group("pool");
-    let demand = Demand { prompt_tokens: 4096, output_tokens: 256 };
+    let demand = Demand { prompt_tokens: 4096, output_tokens: 256, stream: true };
     for policy in ["least_prefill", "p2c", "round_robin"] {
         for endpoints in [8, 64, 1_000] {
             let (mut pool, prompts) = pool(endpoints, policy);

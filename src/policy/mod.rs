@@ -6,7 +6,7 @@
 //!
 //! | policy | chooses | when |
 //! |---|---|---|
-//! | `least_prefill` (default) | least queued and own uncached prefill tokens, see [`prefill`] | LLM engines with a prefix cache |
+//! | `least_prefill` (default) | least queued and own uncached prefill tokens, see `prefill.rs` | LLM engines with a prefix cache |
 //! | `least_requests` | fewest requests in flight | engines without a prefix cache |
 //! | `p2c` | the less busy of two at random (Mitzenmacher, 2001) | many gateways that share nothing |
 //! | `round_robin` | one after the other | a baseline |
@@ -24,12 +24,14 @@ use serde_json::Value;
 use std::fmt;
 
 /// What a request brings to a choice.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
     /// Tokens of its prompt.
     pub prompt_tokens: u32,
     /// The most tokens it may write.
     pub output_tokens: u32,
+    /// Its answer comes as a stream: the first token will be seen.
+    pub stream: bool,
 }
 
 /// What is known of an endpoint that may be chosen.

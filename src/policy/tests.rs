@@ -3,7 +3,7 @@ use serde_json::json;
 #[cfg(target_arch = "wasm32")]
 use wasm_bindgen_test::wasm_bindgen_test as test;
 
-const DEMAND: Demand = Demand { prompt_tokens: 1000, output_tokens: 100 };
+const DEMAND: Demand = Demand { prompt_tokens: 1000, output_tokens: 100, stream: true };
 
 fn spread(name: &str, candidates: &[Candidate], times: usize) -> Vec<usize> {
     let mut policy = Policy::read(&json!(name)).unwrap();
@@ -22,7 +22,7 @@ fn busy(in_flight: u32, queued_tokens: u64, cached_tokens: u32) -> Candidate {
 #[test]
 fn least_prefill_goes_to_the_prefix_until_its_queue_is_dearer() {
     assert_eq!(spread("least_prefill", &[busy(0, 0, 0), busy(1, 300, 900)], 10), [0, 10]);
-    assert_eq!(spread("least_prefill", &[busy(0, 0, 0), busy(1, 900, 900)], 10), [10, 0]);
+    assert_eq!(spread("least_prefill", &[busy(0, 0, 0), busy(1, 1500, 900)], 10), [10, 0]);
     assert_eq!(spread("least_prefill", &[busy(0, 0, 0), busy(6, 0, 1000)], 10), [10, 0], "a full batch");
 }
 

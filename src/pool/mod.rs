@@ -9,11 +9,14 @@
 //! others' choices by [`Pool::book`].
 
 mod index;
+mod pace;
 mod pools;
 mod seeded;
 
 pub use index::Index;
 pub use pools::{Pools, Spec};
+
+use pace::Pace;
 
 use crate::instant::Instant;
 use crate::invalid::Invalid;
@@ -41,6 +44,9 @@ pub struct Config {
     pub block_tokens: NonZeroU32,
     /// Endpoints named per request: the chosen one and fallbacks for retries.
     pub attempts: NonZeroU32,
+    /// Prompt tokens that an endpoint computes per second, until streams have shown it. Only for requests that are
+    /// not streamed, whose first token nobody sees.
+    pub prefill_tokens_per_s: NonZeroU32,
 }
 
 impl Default for Config {
@@ -49,8 +55,16 @@ impl Default for Config {
         const TOKENS: NonZeroU64 = NonZeroU64::new(1 << 20).unwrap();
         const SIXTEEN: NonZeroU32 = NonZeroU32::new(16).unwrap();
         const THREE: NonZeroU32 = NonZeroU32::new(3).unwrap();
+        const PACE: NonZeroU32 = NonZeroU32::new(5_000).unwrap();
         let policy = Value::String("least_prefill".into());
-        Self { policy, lease_ms: LEASE, index_tokens: TOKENS, block_tokens: SIXTEEN, attempts: THREE }
+        Self {
+            prefill_tokens_per_s: PACE,
+            policy,
+            lease_ms: LEASE,
+            index_tokens: TOKENS,
+            block_tokens: SIXTEEN,
+            attempts: THREE,
+        }
     }
 }
 
@@ -85,6 +99,9 @@ pub struct Pool {
     leases: HashMap<LeaseId, Lease>,
     /// Leases by the time at which they end by themselves.
     due: BTreeSet<(Instant, LeaseId)>,
+    /// Leases whose first token nobody will see, by the time at which it should have come.
+    unseen: BTreeSet<(Instant, LeaseId)>,
+    pace: Pace,
     /// Leases that ended before they began, newest first: messages can overtake each other.
     ended_early: VecDeque<LeaseId>,
     policy: Policy,
@@ -115,6 +132,10 @@ struct Lease {
     /// Uncached prompt tokens; zero from the first token on.
     queued_tokens: u32,
     expires: Instant,
+    /// When it was booked, and what was queued then, itself included: until its first token has come.
+    queued: Option<(Instant, u64)>,
+    /// Its place in `Pool::unseen`.
+    unseen: Option<Instant>,
 }
 
 /// What is known of one endpoint, for a person or a metric.
@@ -138,6 +159,8 @@ impl Pool {
             places: HashMap::new(),
             leases: HashMap::new(),
             due: BTreeSet::new(),
+            unseen: BTreeSet::new(),
+            pace: Pace::new(config.prefill_tokens_per_s.get()),
             ended_early: VecDeque::new(),
             policy: Policy::read(&config.policy).map_err(|invalid| invalid.within("policy"))?,
             random: Random::new(seed),
@@ -191,6 +214,9 @@ impl Pool {
             }
             None => {
                 self.due.remove(&(lease.expires, *id));
+                if let Some(time) = lease.unseen {
+                    self.unseen.remove(&(time, *id));
+                }
                 false
             }
         });
@@ -256,10 +282,16 @@ impl Pool {
         endpoint.in_flight = endpoint.in_flight.saturating_add(1);
         endpoint.queued_tokens = endpoint.queued_tokens.saturating_add(u64::from(queued_tokens));
         endpoint.index.insert(ask.blocks);
+        let ahead = endpoint.queued_tokens;
         let expires = now + self.lease;
         self.due.insert((expires, id));
+        let unseen = (!ask.demand.stream).then(|| now + self.pace.time_for(ahead));
+        self.unseen.extend(unseen.map(|time| (time, id)));
         let incarnation = endpoint.incarnation;
-        self.leases.insert(id, Lease { place, incarnation, queued_tokens, expires });
+        self.leases.insert(
+            id,
+            Lease { place, incarnation, queued_tokens, expires, queued: Some((now, ahead)), unseen },
+        );
     }
 
     /// The first token of lease `id` has come: its prompt is computed. `served` is the endpoint that it came from.
@@ -267,11 +299,11 @@ impl Pool {
     /// After a retry that is another than the chosen one. Then the lease moves there, and of the chosen one nothing
     /// is believed any more: it failed, and if it comes back it may come back empty.
     pub fn first_token(&mut self, id: LeaseId, served: Option<&str>, now: Instant) {
+        self.computed(id);
         let Some(lease) = self.leases.get_mut(&id) else { return };
-        if let Some(chosen) = self.endpoints.get_mut(lease.place) {
-            chosen.queued_tokens = chosen.queued_tokens.saturating_sub(u64::from(lease.queued_tokens));
+        if let Some((booked, tokens)) = lease.queued.take().filter(|_| lease.unseen.is_none()) {
+            self.pace.learn(tokens, now.since(booked));
         }
-        lease.queued_tokens = 0;
         self.due.remove(&(lease.expires, id));
         lease.expires = now + self.lease;
         self.due.insert((lease.expires, id));
@@ -289,6 +321,18 @@ impl Pool {
         }
     }
 
+    /// The prompt of lease `id` waits no longer.
+    fn computed(&mut self, id: LeaseId) {
+        let Some(lease) = self.leases.get_mut(&id) else { return };
+        if let Some(endpoint) = self.endpoints.get_mut(lease.place) {
+            endpoint.queued_tokens = endpoint.queued_tokens.saturating_sub(u64::from(lease.queued_tokens));
+        }
+        lease.queued_tokens = 0;
+        if let Some(time) = lease.unseen {
+            self.unseen.remove(&(time, id));
+        }
+    }
+
     /// The request of lease `id` is over, however it ended. Says whether there was such a lease. If not, its booking
     /// may still be on its way, and will not count when it comes.
     pub fn end(&mut self, id: LeaseId) -> bool {
@@ -302,17 +346,21 @@ impl Pool {
     }
 
     fn release(&mut self, id: LeaseId) -> bool {
+        self.computed(id);
         let Some(lease) = self.leases.remove(&id) else { return false };
         self.due.remove(&(lease.expires, id));
         if let Some(endpoint) = self.endpoints.get_mut(lease.place) {
             endpoint.in_flight = endpoint.in_flight.saturating_sub(1);
-            endpoint.queued_tokens = endpoint.queued_tokens.saturating_sub(u64::from(lease.queued_tokens));
         }
         true
     }
 
     /// Ends the leases whose time is up, and says how many.
     pub fn expire(&mut self, now: Instant) -> usize {
+        while let Some(&(_, id)) = self.unseen.first().filter(|(time, _)| *time <= now) {
+            self.unseen.pop_first();
+            self.computed(id);
+        }
         let mut expired = 0;
         while let Some(&(_, id)) = self.due.first().filter(|(expires, _)| *expires <= now) {
             self.due.pop_first();

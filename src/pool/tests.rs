@@ -20,7 +20,10 @@ fn blocks(of: u64, n: usize) -> Vec<u64> {
 }
 
 fn ask(blocks: &[u64]) -> Ask<'_> {
-    Ask { blocks, demand: Demand { prompt_tokens: blocks.len() as u32 * 16 + 5, output_tokens: 64 } }
+    Ask {
+        blocks,
+        demand: Demand { prompt_tokens: blocks.len() as u32 * 16 + 5, output_tokens: 64, stream: true },
+    }
 }
 
 fn idle(pool: &Pool) -> bool {
@@ -97,6 +100,47 @@ fn an_end_that_overtakes_its_booking_still_ends_it() {
     assert!(!(100..1_000).any(|id| pool.end(id)));
     pool.reserve(5, &ask(&blocks(1, 4)), NOW);
     assert_eq!(pool.leases(), 1, "remembered for a while only");
+}
+
+#[test]
+fn a_prompt_whose_first_token_will_not_be_seen_is_taken_to_be_computed_in_time() {
+    let mut pool = pool(1);
+    let prompt = blocks(1, 100);
+    let mut plain = ask(&prompt);
+    plain.demand.stream = false;
+    pool.reserve(1, &plain, NOW);
+    pool.reserve(2, &ask(&blocks(2, 100)), NOW);
+    let queued = |pool: &Pool| pool.loads()[0].queued_tokens;
+    assert_eq!(queued(&pool), 2 * 1_605);
+    // 1,605 tokens at the assumed 5,000 a second.
+    pool.expire(NOW + Duration::from_millis(320));
+    assert_eq!(queued(&pool), 2 * 1_605);
+    pool.expire(NOW + Duration::from_millis(322));
+    assert_eq!(queued(&pool), 1_605, "the stream's still waits for its token");
+    assert_eq!(pool.leases(), 2);
+    pool.first_token(1, None, NOW + Duration::from_millis(400));
+    pool.end(1);
+    assert_eq!(queued(&pool), 1_605);
+    pool.end(2);
+    assert!(idle(&pool));
+}
+
+#[test]
+fn how_fast_prompts_are_computed_is_learned_from_streams() {
+    let mut pool = pool(1);
+    for id in 1..=50 {
+        pool.reserve(id, &ask(&blocks(id, 100)), NOW);
+        pool.first_token(id, None, NOW + Duration::from_millis(80));
+        pool.end(id);
+    }
+    let prompt = blocks(99, 100);
+    let mut plain = ask(&prompt);
+    plain.demand.stream = false;
+    pool.reserve(99, &plain, NOW);
+    pool.expire(NOW + Duration::from_millis(79));
+    assert_eq!(pool.loads()[0].queued_tokens, 1_605);
+    pool.expire(NOW + Duration::from_millis(82));
+    assert_eq!(pool.loads()[0].queued_tokens, 0, "1,605 tokens in 80 ms, as the streams had it");
 }
 
 #[test]

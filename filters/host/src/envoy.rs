@@ -34,7 +34,11 @@ impl<F: Filter> Root<F> {
     }
 }
 
-impl<F: Filter> Context for Root<F> {}
+impl<F: Filter> Context for Root<F> {
+    fn on_http_call_response(&mut self, _: u32, _: usize, body_size: usize, _: usize) {
+        self.with(|filter, host| filter.told(host, reply(body_size)));
+    }
+}
 
 impl<F: Filter> RootContext for Root<F> {
     fn on_configure(&mut self, size: usize) -> bool {
@@ -98,10 +102,7 @@ impl<F: Filter> Context for Http<F> {
             return;
         }
         self.host.call.set(None);
-        let reply = Reply {
-            headers: abi::headers(MapType::HttpCallResponseHeaders),
-            body: abi::buffer(BufferType::HttpCallResponseBody, 0, body_size).unwrap_or_default(),
-        };
+        let reply = reply(body_size);
         let flow =
             self.with(|filter, stream, host| filter.reply(stream, host, reply)).unwrap_or(Flow::Continue);
         if flow == Flow::Continue && !self.host.waits() {
@@ -154,6 +155,14 @@ impl Envoy {
 
     fn waits(&self) -> bool {
         self.call.get().is_some() || self.answered.get()
+    }
+}
+
+/// What came back from the call whose callback this is.
+fn reply(body_size: usize) -> Reply {
+    Reply {
+        headers: abi::headers(MapType::HttpCallResponseHeaders),
+        body: abi::buffer(BufferType::HttpCallResponseBody, 0, body_size).unwrap_or_default(),
     }
 }
 

@@ -208,6 +208,12 @@ impl<F: Filter> Worker<F> {
         wanted
     }
 
+    /// A call that was made outside of streams is answered.
+    pub fn told(&mut self, headers: &[(&str, &str)]) {
+        let reply = Reply { headers: headers.iter().copied().collect(), body: Vec::new() };
+        self.filter.told(&self.root, reply);
+    }
+
     /// Calls that were made outside of streams.
     pub fn calls(&self) -> Vec<Sent> {
         self.root.calls.take()

@@ -107,8 +107,8 @@ pub trait Host {
     fn set_property(&self, name: &str, value: &[u8]);
     /// Answers the client. The request goes no further, whatever the callback returns.
     fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]);
-    /// Makes a call. Within a stream its answer comes to [`Filter::reply`]; elsewhere it is dropped. `false` when
-    /// nothing was sent and nothing will come.
+    /// Makes a call. Within a stream its answer comes to [`Filter::reply`], elsewhere to [`Filter::told`]. `false`
+    /// when nothing was sent and nothing will come.
     fn call(&self, call: &Call<'_>) -> bool;
     /// Defines a metric; the same name gives the same metric.
     fn define(&self, kind: Kind, name: &str) -> Metric;
@@ -150,7 +150,7 @@ pub enum Callback {
     ResponseHeaders,
     /// [`Filter::response_body`]
     ResponseBody,
-    /// [`Filter::reply`]
+    /// [`Filter::reply`] and [`Filter::told`]
     Reply,
     /// [`Filter::log`]
     Log,
@@ -238,6 +238,9 @@ pub trait Filter: Sized + 'static {
     fn reply(&mut self, stream: &mut Self::Stream, host: &dyn Host, reply: Reply) -> Flow {
         Flow::Continue
     }
+
+    /// The answer to a call that was made outside of streams.
+    fn told(&mut self, host: &dyn Host, reply: Reply) {}
 
     /// The stream is over, however it ended. Comes once, and also to streams that never got here in full.
     fn log(&mut self, stream: &mut Self::Stream, host: &dyn Host) {}

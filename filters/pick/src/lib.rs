@@ -62,6 +62,8 @@ pub struct Stream {
 struct Lease {
     pool: usize,
     id: LeaseId,
+    /// The scorer was asked, so it may hold the lease as well.
+    asked: bool,
 }
 
 /// What is needed once the scorer has answered.
@@ -130,7 +132,7 @@ impl Filter for Pick {
             host.remove_header(Of::Request, wire::DESTINATION);
             return Flow::Continue;
         };
-        let lease = Lease { pool, id: self.random.next() };
+        let lease = Lease { pool, id: self.random.next(), asked: false };
         let asking = Asking { lease, facts, blocks, told: Vec::new() };
         match self.ask(host, asking) {
             Ok(asking) => {
@@ -181,7 +183,7 @@ impl Filter for Pick {
         let served = String::from_utf8_lossy(&served).into_owned();
         let Some((name, pool)) = self.pools.get(lease.pool) else { return };
         pool.first_token(lease.id, Some(&served), host.now());
-        if let Some(scorer) = &mut self.scorer {
+        if let Some(scorer) = self.scorer.as_mut().filter(|_| lease.asked) {
             scorer.note(Event::FirstToken { pool: name.to_owned(), lease: lease.id, served: served.clone() });
         }
         self.peers.send(host, &Message::FirstToken { pool: lease.pool as u16, lease: lease.id, served });
@@ -193,11 +195,17 @@ impl Filter for Pick {
         let Some(lease) = stream.lease.take().or(asked) else { return };
         let Some((name, pool)) = self.pools.get(lease.pool) else { return };
         let booked = pool.end(lease.id);
-        if let Some(scorer) = &mut self.scorer {
+        if let Some(scorer) = self.scorer.as_mut().filter(|_| lease.asked) {
             scorer.note(Event::End { pool: name.to_owned(), lease: lease.id });
         }
         if booked {
             self.peers.send(host, &Message::End { pool: lease.pool as u16, lease: lease.id });
+        }
+    }
+
+    fn told(&mut self, host: &dyn Host, reply: Reply) {
+        if let Some(scorer) = &mut self.scorer {
+            scorer.told(host, &reply);
         }
     }
 
@@ -233,6 +241,7 @@ impl Pick {
             lease: asking.lease.id,
             prompt_tokens: asking.facts.prompt_tokens,
             output_tokens: asking.facts.max_output_tokens.unwrap_or(0),
+            stream: asking.facts.stream,
             blocks: wire::Blocks(std::mem::take(&mut asking.blocks)),
             events: Vec::new(),
         };
@@ -240,7 +249,10 @@ impl Pick {
         let told = scorer.ask(host, request);
         asking.blocks = blocks;
         match told {
-            Some(told) => Ok(Asking { told, ..asking }),
+            Some(told) => {
+                asking.lease.asked = true;
+                Ok(Asking { told, ..asking })
+            }
             None => Err(asking),
         }
     }
@@ -298,7 +310,7 @@ impl Pick {
                 Peers::tell(host, queue, &message);
             }
             for (lease, endpoint, queued_tokens) in pool.booked() {
-                let demand = Demand { prompt_tokens: queued_tokens, output_tokens: 0 };
+                let demand = Demand { prompt_tokens: queued_tokens, output_tokens: 0, stream: true };
                 let message = Message::booked(at as u16, lease, endpoint, &Ask { blocks: &[], demand });
                 Peers::tell(host, queue, &message);
             }
@@ -320,8 +332,7 @@ impl Pick {
                     pool.hold(&endpoint, &blocks);
                 }
             }
-            Message::Booked { pool, lease, endpoint, prompt_tokens, output_tokens, blocks } => {
-                let demand = Demand { prompt_tokens, output_tokens };
+            Message::Booked { pool, lease, endpoint, demand, blocks } => {
                 if let Some((_, pool)) = self.pools.get(usize::from(pool)) {
                     pool.book(lease, &endpoint, &Ask { blocks: &blocks, demand }, now);
                 }

@@ -12,6 +12,7 @@
 
 use std::time::Duration;
 use weir::instant::Instant;
+use weir::policy::Demand;
 use weir::pool::{Ask, LeaseId};
 use weir::wire;
 use weir_host::Host;
@@ -27,14 +28,7 @@ pub(crate) enum Message {
     /// A worker has joined and listens on this queue.
     Hello { queue: u32 },
     /// A request was booked on an endpoint.
-    Booked {
-        pool: u16,
-        lease: LeaseId,
-        endpoint: String,
-        prompt_tokens: u32,
-        output_tokens: u32,
-        blocks: Vec<u64>,
-    },
+    Booked { pool: u16, lease: LeaseId, endpoint: String, demand: Demand, blocks: Vec<u64> },
     /// Its first token came.
     FirstToken { pool: u16, lease: LeaseId, served: String },
     /// It is over.
@@ -45,13 +39,11 @@ pub(crate) enum Message {
 
 impl Message {
     pub(crate) fn booked(pool: u16, lease: LeaseId, endpoint: &str, ask: &Ask<'_>) -> Self {
-        let (prompt_tokens, output_tokens) = (ask.demand.prompt_tokens, ask.demand.output_tokens);
         Self::Booked {
             pool,
             lease,
             endpoint: endpoint.to_owned(),
-            prompt_tokens,
-            output_tokens,
+            demand: ask.demand,
             blocks: ask.blocks.to_vec(),
         }
     }
@@ -67,12 +59,13 @@ impl Message {
                 bytes.push(0);
                 bytes.extend(queue.to_le_bytes());
             }
-            Self::Booked { pool, lease, endpoint, prompt_tokens, output_tokens, blocks } => {
+            Self::Booked { pool, lease, endpoint, demand, blocks } => {
                 bytes.push(1);
                 bytes.extend(pool.to_le_bytes());
                 bytes.extend(lease.to_le_bytes());
-                bytes.extend(prompt_tokens.to_le_bytes());
-                bytes.extend(output_tokens.to_le_bytes());
+                bytes.extend(demand.prompt_tokens.to_le_bytes());
+                bytes.extend(demand.output_tokens.to_le_bytes());
+                bytes.push(u8::from(demand.stream));
                 text(&mut bytes, endpoint);
                 bytes.extend(wire::block_bytes(blocks));
             }
@@ -105,8 +98,11 @@ impl Message {
             [1] => Self::Booked {
                 pool: u16::from_le_bytes(rest.take()?),
                 lease: LeaseId::from_le_bytes(rest.take()?),
-                prompt_tokens: u32::from_le_bytes(rest.take()?),
-                output_tokens: u32::from_le_bytes(rest.take()?),
+                demand: Demand {
+                    prompt_tokens: u32::from_le_bytes(rest.take()?),
+                    output_tokens: u32::from_le_bytes(rest.take()?),
+                    stream: rest.take()? == [1],
+                },
                 endpoint: rest.text()?,
                 blocks: wire::blocks(rest.0),
             },
@@ -271,8 +267,7 @@ mod tests {
                 pool: 3,
                 lease: 9,
                 endpoint: endpoint.clone(),
-                prompt_tokens: 7,
-                output_tokens: 8,
+                demand: Demand { prompt_tokens: 7, output_tokens: 8, stream: true },
                 blocks,
             },
             Message::FirstToken { pool: 3, lease: u64::MAX, served: endpoint },

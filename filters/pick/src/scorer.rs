@@ -23,11 +23,14 @@ pub(crate) struct Scorer {
     up: bool,
     ask_again: Instant,
     events: VecDeque<Event>,
+    /// Events of a report that has not been answered; there is one report at a time.
+    telling: Vec<Event>,
 }
 
 impl Scorer {
     pub(crate) fn new(config: config::Scorer) -> Self {
-        Self { config, up: true, ask_again: Instant::default(), events: VecDeque::new() }
+        let (events, telling) = (VecDeque::new(), Vec::new());
+        Self { config, up: true, ask_again: Instant::default(), events, telling }
     }
 
     /// How often [`Scorer::report`] is due.
@@ -35,14 +38,22 @@ impl Scorer {
         Duration::from_millis(self.config.report_ms.get())
     }
 
+    /// Whether it is up, or due to be tried again; then nobody else tries for a while.
+    fn worth_trying(&mut self, now: Instant) -> bool {
+        if self.up {
+            return true;
+        }
+        let due = now >= self.ask_again;
+        if due {
+            self.ask_again = now + Duration::from_millis(self.config.retry_ms.get());
+        }
+        due
+    }
+
     /// Asks for an endpoint. Gives what was told along with it, or `None` when nothing was sent.
     pub(crate) fn ask(&mut self, host: &dyn Host, mut request: Reserve) -> Option<Vec<Event>> {
-        let now = host.now();
-        if !self.up {
-            if now < self.ask_again {
-                return None;
-            }
-            self.ask_again = now + Duration::from_millis(self.config.retry_ms.get());
+        if !self.worth_trying(host.now()) {
+            return None;
         }
         request.events = self.events.drain(..self.events.len().min(WITH_A_REQUEST)).collect();
         let body = serde_json::to_vec(&request).unwrap_or_default();
@@ -61,21 +72,28 @@ impl Scorer {
 
     /// Reads the answer; `told` is what [`Scorer::ask`] gave. `None` when the choice has to be made here.
     pub(crate) fn answer(&mut self, host: &dyn Host, reply: &Reply, told: Vec<Event>) -> Option<Reserved> {
-        let status = reply.headers.get(":status").unwrap_or("none");
-        if reply.headers.get(wire::SCORER).is_none() {
+        if !self.answered(host, reply, told) {
+            return None;
+        }
+        // It may be there and say no: it knows no such pool, or the pool has no endpoint. That is no failure of it.
+        serde_json::from_slice(&reply.body).ok().filter(|_| reply.headers.get(":status") == Some("200"))
+    }
+
+    /// Whether the scorer itself has answered; if not, `told` is still to be told.
+    fn answered(&mut self, host: &dyn Host, reply: &Reply, told: Vec<Event>) -> bool {
+        let answered = reply.headers.get(wire::SCORER).is_some();
+        if !answered {
+            let status = reply.headers.get(":status").unwrap_or("none");
             self.failed(
                 host,
                 told,
                 &format!("no answer within {} ms (status {status})", self.config.timeout_ms),
             );
-            return None;
-        }
-        if !self.up {
+        } else if !self.up {
             log::info!("weir-pick: the scorer answers again");
             self.up = true;
         }
-        // It is there and says no: it knows no such pool, or the pool has no endpoint. That is no failure of it.
-        serde_json::from_slice(&reply.body).ok().filter(|_| status == "200")
+        answered
     }
 
     fn failed(&mut self, host: &dyn Host, untold: Vec<Event>, why: &str) {
@@ -97,13 +115,20 @@ impl Scorer {
 
     /// Tells what has been noted, if there is anything and somebody to tell.
     pub(crate) fn report(&mut self, host: &dyn Host) {
-        if !self.up || self.events.is_empty() {
+        if self.events.is_empty() || !self.telling.is_empty() || !self.worth_trying(host.now()) {
             return;
         }
-        let events: Vec<Event> = self.events.drain(..).collect();
-        let body = serde_json::to_vec(&events).unwrap_or_default();
+        self.telling = self.events.drain(..).collect();
+        let body = serde_json::to_vec(&self.telling).unwrap_or_default();
         if !self.send(host, wire::REPORT_PATH, &body) {
-            self.events.extend(events);
+            let untold = std::mem::take(&mut self.telling);
+            self.failed(host, untold, "no such cluster, or it is empty");
         }
+    }
+
+    /// A report has been answered, by the scorer or in its place.
+    pub(crate) fn told(&mut self, host: &dyn Host, reply: &Reply) {
+        let told = std::mem::take(&mut self.telling);
+        self.answered(host, reply, told);
     }
 }

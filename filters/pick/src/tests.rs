@@ -187,6 +187,43 @@ fn what_was_not_told_to_a_scorer_that_failed_is_told_later() {
     assert_eq!(again.events, told.events);
 }
 
+#[test]
+fn a_report_that_was_not_heard_is_told_again_even_when_no_request_comes() {
+    let mut worker = Worker::new(&with_scorer("scorer"));
+    let mut first = ask(&mut worker, 1);
+    worker.reply(&mut first, &SCORER_200, &reserved(&["10.0.0.1:1"]));
+    worker.finish(first);
+    worker.tick();
+    let report = worker.calls().remove(0).body;
+    worker.tick();
+    assert!(worker.calls().is_empty(), "one report at a time");
+    worker.told(&[(":status", "504")]);
+    worker.tick();
+    assert!(worker.calls().is_empty(), "left alone");
+    worker.world().pass(Duration::from_secs(2));
+    worker.tick();
+    assert_eq!(worker.calls().remove(0).body, report);
+    worker.told(&[(":status", "204"), (wire::SCORER, "1")]);
+    worker.tick();
+    assert!(worker.calls().is_empty(), "told");
+}
+
+#[test]
+fn a_scorer_that_was_not_asked_is_told_nothing() {
+    let mut worker = Worker::new(&with_scorer("scorer"));
+    let mut failing = ask(&mut worker, 1);
+    worker.reply(&mut failing, &[(":status", "504")], b"");
+    let alone = ask(&mut worker, 2);
+    assert!(!alone.held());
+    worker.finish(alone);
+    worker.world().pass(Duration::from_secs(2));
+    worker.tick();
+    assert!(worker.calls().is_empty());
+    worker.finish(failing);
+    worker.tick();
+    assert_eq!(worker.calls().len(), 1, "its reserve may have arrived after all");
+}
+
 /// Two workers of one Envoy, the second of which joins later.
 fn two_workers(world: &Rc<World>) -> (Worker<Pick>, Worker<Pick>) {
     (Worker::of(world, CONFIG).unwrap(), Worker::of(world, CONFIG).unwrap())
