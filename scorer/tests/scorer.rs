@@ -50,7 +50,7 @@ impl Running {
 
     async fn reserve(&self, lease: u64, prompt_tokens: u32, blocks: &[u64], events: Vec<Event>) -> Reserved {
         let (pool, blocks) = ("a".to_owned(), Blocks(blocks.to_vec()));
-        let ask = Reserve { pool, lease, prompt_tokens, output_tokens: 0, blocks, events };
+        let ask = Reserve { pool, lease, prompt_tokens, output_tokens: 0, stream: true, blocks, events };
         let response = self.post(wire::RESERVE_PATH, serde_json::to_string(&ask).unwrap()).await;
         assert_eq!(response.headers()[wire::SCORER], "1");
         assert_eq!(response.status(), StatusCode::OK);

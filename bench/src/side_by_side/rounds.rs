@@ -23,6 +23,9 @@ pub(crate) struct Options {
     /// {{BACKEND_2}} and {{SCORER_PORT}} stand for port numbers on 127.0.0.1. Without it `weir` is left out.
     #[arg(long, value_name = "FILE")]
     weir_config: Option<PathBuf>,
+    /// The same with the filters as separate modules.
+    #[arg(long, value_name = "FILE")]
+    weir_modules_config: Option<PathBuf>,
     /// The same with a scorer, which listens on {{SCORER_PORT}}.
     #[arg(long, value_name = "FILE", requires = "scorer_command")]
     weir_scorer_config: Option<PathBuf>,
@@ -68,6 +71,7 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
     let plan = Plan {
         envoy: options.envoy.clone(),
         weir: options.weir_config.clone(),
+        weir_modules: options.weir_modules_config.clone(),
         weir_scorer: options.weir_scorer_config.clone(),
         scorer_command: options.scorer_command.clone(),
         sglang,

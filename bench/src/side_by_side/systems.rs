@@ -22,6 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Plan {
     pub(crate) envoy: PathBuf,
     pub(crate) weir: Option<PathBuf>,
+    pub(crate) weir_modules: Option<PathBuf>,
     pub(crate) weir_scorer: Option<PathBuf>,
     pub(crate) scorer_command: Option<String>,
     /// The Python that has sglang-router.
@@ -75,12 +76,15 @@ pub(crate) fn this_program() -> OsString {
 
 /// Starts everything and waits until all of it serves. The backends come as a system too, of no interest by itself.
 pub(crate) async fn start(plan: &Plan, scratch: &Path) -> Result<(System, Vec<System>)> {
-    let mut launch = Launch { plan, scratch, ports: free_ports(24)?, backends: [0, 0] };
+    let mut launch = Launch { plan, scratch, ports: free_ports(32)?, backends: [0, 0] };
     let backends = launch.backends()?;
     backends.ready().await?;
     let mut systems = vec![launch.envoy(BASE, include_str!("envoy/envoy.yaml"), None)?];
     if let Some(file) = &plan.weir {
         systems.push(launch.envoy("weir", &read(file)?, None)?);
+    }
+    if let Some(file) = &plan.weir_modules {
+        systems.push(launch.envoy("weir, three modules", &read(file)?, None)?);
     }
     if let (Some(file), Some(command)) = (&plan.weir_scorer, &plan.scorer_command) {
         systems.push(launch.envoy("weir+scorer", &read(file)?, Some(command))?);

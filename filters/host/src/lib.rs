@@ -252,11 +252,11 @@ pub trait Filter: Sized + 'static {
     fn message(&mut self, host: &dyn Host, queue: u32) {}
 }
 
-/// Makes a crate the module of one filter.
+/// Makes a crate the module of one filter, if its feature `module` is on.
 #[macro_export]
 macro_rules! serve {
     ($filter:ident) => {
-        #[cfg(target_arch = "wasm32")]
+        #[cfg(all(target_arch = "wasm32", feature = "module"))]
         #[allow(unsafe_code, missing_docs)]
         mod module {
             use $crate::{Callback, Filter};

@@ -17,7 +17,12 @@ pub(super) struct Filter {
 }
 
 /// Every filter.
-const FILTERS: [Filter; 3] = [
+const FILTERS: [Filter; 4] = [
+    Filter {
+        name: "chain",
+        holds_headers: true,
+        read: |json| Ok(effective(&weir_chain::Config::read(json)?)),
+    },
     Filter {
         name: "extract",
         holds_headers: true,

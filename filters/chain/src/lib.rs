@@ -1,0 +1,211 @@
+//! `chain`: extract, pick and meter in one module.
+//!
+//! The same filters with the same configuration, run one after the other where Envoy sees one filter. Most of what a
+//! filter costs is not its work but its being there: Envoy makes a context for it and calls each of its callbacks, per
+//! request and per piece of an answer. One instead of three saves two thirds of that, and what the filters tell each
+//! other stays in memory. Separate modules are for chains with something of yours in between.
+//!
+//! Like `extract` it needs `allow_on_headers_stop_iteration: true`.
+
+mod part;
+
+use part::{Part, State, Ticks};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use weir::invalid::{self, Invalid};
+use weir_extract::Extract;
+use weir_host::{Body, Callback, Filter, Flow, Host, Reply};
+use weir_meter::Meter;
+use weir_pick::Pick;
+
+weir_host::serve!(Chain);
+
+/// Configuration of the plugin: that of each filter under its name.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Of `extract`.
+    #[serde(default = "empty")]
+    pub extract: Value,
+    /// Of `pick`.
+    pub pick: Value,
+    /// Of `meter`.
+    #[serde(default = "empty")]
+    pub meter: Value,
+}
+
+fn empty() -> Value {
+    Value::Object(serde_json::Map::new())
+}
+
+impl Config {
+    /// Reads the configuration and checks all of it.
+    pub fn read(json: &[u8]) -> Result<Self, Invalid> {
+        let config: Self = invalid::read(json)?;
+        invalid::read_value::<weir_extract::Config>(config.extract.clone())
+            .map_err(|e| e.within("extract"))?;
+        weir_pick::Config::read(config.pick.to_string().as_bytes()).map_err(|e| e.within("pick"))?;
+        invalid::read_value::<weir_meter::Config>(config.meter.clone()).map_err(|e| e.within("meter"))?;
+        Ok(config)
+    }
+}
+
+/// The filter.
+#[derive(Debug)]
+pub struct Chain {
+    extract: Extract,
+    pick: Pick,
+    meter: Meter,
+    ticks: Ticks,
+}
+
+/// One request.
+#[derive(Debug)]
+pub struct Stream {
+    /// What the filters tell each other.
+    state: State,
+    extract: <Extract as Filter>::Stream,
+    pick: <Pick as Filter>::Stream,
+    /// From when the request has passed the others.
+    meter: Option<<Meter as Filter>::Stream>,
+    /// `extract` holds it.
+    reading: bool,
+}
+
+impl Filter for Chain {
+    const NAME: &'static str = "weir-chain";
+    const CALLBACKS: &'static [Callback] = &[
+        Callback::RequestHeaders,
+        Callback::RequestBody,
+        Callback::RequestTrailers,
+        Callback::ResponseHeaders,
+        Callback::ResponseBody,
+        Callback::Reply,
+        Callback::Log,
+        Callback::Tick,
+        Callback::Message,
+    ];
+    type Stream = Stream;
+
+    fn configure(json: &[u8], host: &dyn Host) -> Result<Self, Invalid> {
+        let config: Config = invalid::read(json)?;
+        let text = |value: Value| value.to_string().into_bytes();
+        Ok(Self {
+            extract: Extract::configure(&text(config.extract), host).map_err(|e| e.within("extract"))?,
+            pick: Pick::configure(&text(config.pick), host).map_err(|e| e.within("pick"))?,
+            meter: Meter::configure(&text(config.meter), host).map_err(|e| e.within("meter"))?,
+            ticks: Ticks::default(),
+        })
+    }
+
+    fn open(&mut self, host: &dyn Host) -> Stream {
+        let state = State::default();
+        let extract = self.extract.open(&self.ticks.first(host, &state));
+        let pick = self.pick.open(&self.ticks.second(host, &state));
+        Stream { state, extract, pick, meter: None, reading: false }
+    }
+
+    fn request_headers(&mut self, stream: &mut Stream, host: &dyn Host, end: bool) -> Flow {
+        let part = self.ticks.first(host, &stream.state);
+        match self.extract.request_headers(&mut stream.extract, &part, end) {
+            Flow::Continue => self.go_on(stream, host, end),
+            Flow::Hold => {
+                stream.reading = true;
+                Flow::Hold
+            }
+        }
+    }
+
+    fn request_body(&mut self, stream: &mut Stream, host: &dyn Host, body: Body) -> Flow {
+        if !stream.reading {
+            return Flow::Continue;
+        }
+        let part = self.ticks.first(host, &stream.state);
+        let flow = self.extract.request_body(&mut stream.extract, &part, body);
+        self.read(stream, host, flow)
+    }
+
+    fn request_trailers(&mut self, stream: &mut Stream, host: &dyn Host) -> Flow {
+        if !stream.reading {
+            return Flow::Continue;
+        }
+        let part = self.ticks.first(host, &stream.state);
+        let flow = self.extract.request_trailers(&mut stream.extract, &part);
+        self.read(stream, host, flow)
+    }
+
+    fn reply(&mut self, stream: &mut Stream, host: &dyn Host, reply: Reply) -> Flow {
+        let part = self.ticks.second(host, &stream.state);
+        let flow = self.pick.reply(&mut stream.pick, &part, reply);
+        self.sent(stream, host, flow)
+    }
+
+    fn response_headers(&mut self, stream: &mut Stream, host: &dyn Host, end: bool) {
+        if let Some(meter) = &mut stream.meter {
+            self.meter.response_headers(meter, &Part::plain(host, &stream.state), end);
+        }
+    }
+
+    fn response_body(&mut self, stream: &mut Stream, host: &dyn Host, piece: Body) {
+        // Answers pass the chain from its end.
+        if let Some(meter) = &mut stream.meter {
+            self.meter.response_body(meter, &Part::plain(host, &stream.state), piece);
+        }
+        let part = self.ticks.second(host, &stream.state);
+        self.pick.response_body(&mut stream.pick, &part, piece);
+    }
+
+    fn log(&mut self, stream: &mut Stream, host: &dyn Host) {
+        if let Some(meter) = &mut stream.meter {
+            self.meter.log(meter, &Part::plain(host, &stream.state));
+        }
+        let part = self.ticks.second(host, &stream.state);
+        self.pick.log(&mut stream.pick, &part);
+    }
+
+    fn told(&mut self, host: &dyn Host, reply: Reply) {
+        self.pick.told(host, reply);
+    }
+
+    fn tick(&mut self, host: &dyn Host) {
+        let none = State::default();
+        if self.ticks.first_wants() {
+            self.extract.tick(&self.ticks.first(host, &none));
+        }
+        if self.ticks.second_wants() {
+            self.pick.tick(&self.ticks.second(host, &none));
+        }
+    }
+
+    fn message(&mut self, host: &dyn Host, queue: u32) {
+        self.pick.message(host, queue);
+    }
+}
+
+impl Chain {
+    fn read(&mut self, stream: &mut Stream, host: &dyn Host, flow: Flow) -> Flow {
+        if flow == Flow::Hold {
+            return Flow::Hold;
+        }
+        stream.reading = false;
+        self.go_on(stream, host, false)
+    }
+
+    /// `extract` is done with the request.
+    fn go_on(&mut self, stream: &mut Stream, host: &dyn Host, end: bool) -> Flow {
+        let part = self.ticks.second(host, &stream.state);
+        let flow = self.pick.request_headers(&mut stream.pick, &part, end);
+        self.sent(stream, host, flow)
+    }
+
+    /// `pick` is done with it, unless it waits.
+    fn sent(&mut self, stream: &mut Stream, host: &dyn Host, flow: Flow) -> Flow {
+        if flow == Flow::Continue {
+            stream.meter = Some(self.meter.open(host));
+        }
+        flow
+    }
+}
+
+#[cfg(test)]
+mod tests;

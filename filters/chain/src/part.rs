@@ -1,0 +1,140 @@
+//! The host as one filter of the chain sees it.
+//!
+//! Everything goes through to Envoy but two things. What filters tell each other is kept here; what the access log
+//! prints goes to Envoy as well, the block hashes do not. And there is one timer for two filters that want ticks.
+
+use std::cell::{Cell, RefCell};
+use std::time::Duration;
+use weir::instant::Instant;
+use weir::wire;
+use weir_host::{Call, Headers, Host, Kind, Metric, Of};
+
+/// What the filters of one request have told each other.
+pub(crate) type State = RefCell<Vec<(String, Vec<u8>)>>;
+
+/// The ticks that the filters want.
+#[derive(Debug, Default)]
+pub(crate) struct Ticks {
+    first: Cell<Duration>,
+    second: Cell<Duration>,
+}
+
+impl Ticks {
+    /// The host for the first of the two.
+    pub(crate) fn first<'a>(&'a self, host: &'a dyn Host, state: &'a State) -> Part<'a> {
+        Part { host, state, wants: Some((&self.first, &self.second)) }
+    }
+
+    /// The host for the second of the two.
+    pub(crate) fn second<'a>(&'a self, host: &'a dyn Host, state: &'a State) -> Part<'a> {
+        Part { host, state, wants: Some((&self.second, &self.first)) }
+    }
+
+    pub(crate) fn first_wants(&self) -> bool {
+        !self.first.get().is_zero()
+    }
+
+    pub(crate) fn second_wants(&self) -> bool {
+        !self.second.get().is_zero()
+    }
+}
+
+/// The host for one filter.
+pub(crate) struct Part<'a> {
+    host: &'a dyn Host,
+    state: &'a State,
+    /// The ticks that this filter wants, and those that the other one does.
+    wants: Option<(&'a Cell<Duration>, &'a Cell<Duration>)>,
+}
+
+impl<'a> Part<'a> {
+    /// For a filter that wants no ticks.
+    pub(crate) fn plain(host: &'a dyn Host, state: &'a State) -> Self {
+        Self { host, state, wants: None }
+    }
+}
+
+impl Host for Part<'_> {
+    fn property(&self, path: &[&str]) -> Option<Vec<u8>> {
+        match path {
+            [name] => {
+                let state = self.state.borrow();
+                state.iter().find(|(own, _)| own == name).map(|(_, value)| value.clone())
+            }
+            path => self.host.property(path),
+        }
+    }
+
+    fn set_property(&self, name: &str, value: &[u8]) {
+        if name != wire::BLOCKS {
+            self.host.set_property(name, value);
+        }
+        self.state.borrow_mut().push((name.to_owned(), value.to_vec()));
+    }
+
+    fn tick_every(&self, interval: Duration) {
+        let Some((own, other)) = self.wants else { return };
+        own.set(interval);
+        // The quicker of the two: a tick too many hurts nobody.
+        let both = [own.get(), other.get()];
+        self.host.tick_every(both.into_iter().filter(|wanted| !wanted.is_zero()).min().unwrap_or_default());
+    }
+
+    fn now(&self) -> Instant {
+        self.host.now()
+    }
+    fn random(&self) -> u64 {
+        self.host.random()
+    }
+    fn headers(&self, of: Of) -> Headers {
+        self.host.headers(of)
+    }
+    fn set_header(&self, of: Of, name: &str, value: &str) {
+        self.host.set_header(of, name, value);
+    }
+    fn remove_header(&self, of: Of, name: &str) {
+        self.host.remove_header(of, name);
+    }
+    fn body(&self, of: Of, from: usize, len: usize) -> Vec<u8> {
+        self.host.body(of, from, len)
+    }
+    fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) {
+        self.host.respond(status, headers, body);
+    }
+    fn call(&self, call: &Call<'_>) -> bool {
+        self.host.call(call)
+    }
+    fn define(&self, kind: Kind, name: &str) -> Metric {
+        self.host.define(kind, name)
+    }
+    fn add(&self, metric: Metric, by: u64) {
+        self.host.add(metric, by);
+    }
+    fn record(&self, metric: Metric, value: u64) {
+        self.host.record(metric, value);
+    }
+    fn shared(&self, key: &str) -> Option<(Vec<u8>, u32)> {
+        self.host.shared(key)
+    }
+    fn set_shared(&self, key: &str, value: &[u8], version: Option<u32>) -> bool {
+        self.host.set_shared(key, value, version)
+    }
+    fn queue(&self, name: &str) -> Option<u32> {
+        self.host.queue(name)
+    }
+    fn enqueue(&self, queue: u32, message: &[u8]) {
+        self.host.enqueue(queue, message);
+    }
+    fn dequeue(&self, queue: u32) -> Option<Vec<u8>> {
+        self.host.dequeue(queue)
+    }
+    fn stream(&self) -> u32 {
+        self.host.stream()
+    }
+    fn enter(&self, stream: u32) -> bool {
+        self.host.enter(stream)
+    }
+    fn leave(&self) {
+        self.host.leave();
+    }
+}

@@ -1,0 +1,70 @@
+use super::*;
+use weir::wire;
+use weir_host::fake::{Exchange, Worker};
+
+const CONFIG: &str =
+    r#"{"pick":{"pools":[{"name":"p","models":["m"],"endpoints":["10.0.0.1:1","10.0.0.2:1"]}]}}"#;
+const CHAT: [(&str, &str); 3] =
+    [(":method", "POST"), (":path", "/v1/chat/completions"), (wire::DESTINATION, "6.6.6.6:6")];
+const BODY: &[u8] = br#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
+
+fn send(worker: &mut Worker<Chain>, body: &[u8]) -> Exchange<Chain> {
+    let mut exchange = worker.request(&CHAT, &[], false);
+    assert!(exchange.held());
+    worker.body(&mut exchange, body, true);
+    exchange
+}
+
+#[test]
+fn a_request_is_read_sent_and_measured_as_by_three_filters() {
+    let mut worker = Worker::new(CONFIG);
+    let mut exchange = send(&mut worker, BODY);
+    assert!(!exchange.held());
+    let destination = exchange.see().header(wire::DESTINATION).remove(0);
+    let (endpoint, _) = destination.split_once(',').unwrap();
+    assert!(endpoint.starts_with("10.0.0."));
+    worker.response(&mut exchange, endpoint, &[(":status", "200"), ("content-type", "application/json")]);
+    worker.piece(&mut exchange, br#"{"usage":{"prompt_tokens":4,"completion_tokens":2}}"#, true);
+    let seen = worker.finish(exchange);
+    assert_eq!(seen.header(wire::MODEL), ["m"]);
+    assert!(seen.state(wire::PICK).unwrap().contains("by=local"));
+    assert!(seen.state(wire::USAGE).unwrap().starts_with("status=complete input=4"));
+    assert_eq!(seen.state(wire::BLOCKS), None, "no need of Envoy's");
+    worker.tick();
+    assert_eq!(worker.world().metric("weir_pick_leases;pool=p"), 0);
+}
+
+#[test]
+fn a_body_that_comes_while_the_scorer_is_asked_releases_nothing() {
+    let config = CONFIG.replace(r#"{"pools""#, r#"{"scorer":{"cluster":"scorer"},"pools""#);
+    let mut worker = Worker::new(&config);
+    let mut exchange = send(&mut worker, BODY);
+    assert!(exchange.held());
+    worker.body(&mut exchange, b"", true);
+    assert!(exchange.held());
+    worker.reply(&mut exchange, &[(":status", "504")], b"");
+    assert!(!exchange.held());
+    assert!(exchange.see().state(wire::PICK).unwrap().contains("by=fallback"));
+    worker.finish(exchange);
+}
+
+#[test]
+fn what_is_refused_or_passes_is_treated_as_by_three_filters() {
+    let mut worker = Worker::new(CONFIG);
+    let refused = send(&mut worker, b"{}");
+    assert_eq!(refused.see().answer().unwrap().status, 400);
+    worker.finish(refused);
+    let passed = worker.request(&[(":method", "GET"), (wire::DESTINATION, "6.6.6.6:6")], &[], true);
+    assert!(!passed.held());
+    assert!(worker.finish(passed).header(wire::DESTINATION).is_empty());
+}
+
+#[test]
+fn a_wrong_configuration_names_the_filter_and_the_place() {
+    let message = |json: &str| Config::read(json.as_bytes()).unwrap_err().to_string();
+    assert!(message(r#"{"pick":{"pools":[{"name":1}]}}"#).starts_with("pick.pools[0].name: "));
+    assert!(
+        message(r#"{"extract":{"request":{"x":1}},"pick":{"pools":[]}}"#).starts_with("extract.request.x: ")
+    );
+    assert!(message(r#"{"pikc":{}}"#).starts_with("pikc: unknown field"));
+}
