@@ -38,9 +38,9 @@ fn place_of(places: &HashMap<String, usize>, body: &str) -> usize {
     places[&format!("{:016x}", xxh64(body.as_bytes(), 0))]
 }
 
-async fn conversations_stay(scorer: bool) {
+async fn conversations_stay(scorer: bool, chain: bool) {
     let _alone = ALONE.lock().await;
-    let gateway = Gateway::start(Setup { engines: [4, 1], scorer, ..Setup::default() }).await.unwrap();
+    let gateway = Gateway::start(Setup { engines: [4, 1], scorer, chain, ..Setup::default() }).await.unwrap();
     let system = json!({"role": "system", "content": text(0, 600)});
     let system = &system;
     let conversation = async |number: u64, stream: bool| {
@@ -85,12 +85,12 @@ async fn a_shared_prefix_spreads(scorer: bool) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_turn_goes_where_the_first_went() {
-    conversations_stay(false).await;
+    conversations_stay(false, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_turn_goes_where_the_first_went_with_a_scorer() {
-    conversations_stay(true).await;
+    conversations_stay(true, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -101,4 +101,9 @@ async fn a_prefix_that_all_share_uses_most_engines() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prefix_that_all_share_uses_most_engines_with_a_scorer() {
     a_shared_prefix_spreads(true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_turn_goes_where_the_first_went_with_the_filters_in_one_module() {
+    conversations_stay(true, true).await;
 }

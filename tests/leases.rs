@@ -39,9 +39,9 @@ async fn follows(gateway: &Gateway, after: &str) {
     gateway.quiet(SOON).await.expect(after);
 }
 
-async fn clients_that_leave_leave_nothing(scorer: bool) {
+async fn clients_that_leave_leave_nothing(scorer: bool, chain: bool) {
     let engine = weir_engine::Config { prefill_ms_per_ktoken: 2000.0, decode_ms: 30.0, ..Default::default() };
-    let gateway = Gateway::start(Setup { engine, scorer, ..Setup::default() }).await.unwrap();
+    let gateway = Gateway::start(Setup { engine, scorer, chain, ..Setup::default() }).await.unwrap();
     let short = whole(&body("hello", 500, true));
     let head = post(CHAT, &["content-length: 100000"]);
     let chunked = post(CHAT, &["transfer-encoding: chunked"]);
@@ -105,12 +105,12 @@ async fn clients_that_leave_leave_nothing(scorer: bool) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_that_leave_leave_no_lease() {
-    clients_that_leave_leave_nothing(false).await;
+    clients_that_leave_leave_nothing(false, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_that_leave_leave_no_lease_with_a_scorer() {
-    clients_that_leave_leave_nothing(true).await;
+    clients_that_leave_leave_nothing(true, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -154,4 +154,9 @@ async fn engines_that_fail_leave_no_lease() {
     }
     assert!(retried > 0, "the dead one was never chosen, so nothing was shown");
     follows(&gateway, "death").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_leave_leave_no_lease_with_the_filters_in_one_module() {
+    clients_that_leave_leave_nothing(true, true).await;
 }

@@ -115,7 +115,9 @@ fn expect_unsteered(gateway: &Gateway, canary: &Canary, requests: usize) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_cannot_steer_a_gateway_without_a_scorer() {
     let canary = Canary::start().await;
-    attack(&Gateway::start(Setup::default()).await.unwrap(), &canary).await;
+    for chain in [false, true] {
+        attack(&Gateway::start(Setup { chain, ..Setup::default() }).await.unwrap(), &canary).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

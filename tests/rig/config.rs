@@ -3,6 +3,7 @@
 use crate::repository;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use std::cell::RefCell;
 use std::path::Path;
 
 /// Reads a YAML file of the repository.
@@ -52,6 +53,31 @@ pub(crate) fn place(
             pick.as_object_mut().expect("an object").remove("scorer");
         }
     });
+}
+
+/// Makes the three filters one, with the same configuration.
+pub(crate) fn join(envoy: &mut Value) {
+    let chain = RefCell::new(json!({}));
+    for name in ["extract", "pick", "meter"] {
+        filter_config(envoy, name, |config| chain.borrow_mut()[name] = config.clone());
+    }
+    let is_list = |value: &Value| {
+        value.as_array().is_some_and(|list| list.iter().any(|filter| filter["name"] == "extract"))
+    };
+    for filters in find_all(envoy, &is_list) {
+        let filters = filters.as_array_mut().expect("a list");
+        filters.retain(|filter| filter["name"] != "pick" && filter["name"] != "meter");
+        for plugin in
+            filters.iter_mut().flat_map(|filter| find_all(filter, &|value| value["vm_config"].is_object()))
+        {
+            plugin["name"] = "chain".into();
+            plugin["root_id"] = "chain".into();
+            plugin["vm_config"]["vm_id"] = "weir-chain".into();
+            let file = repository().join("dist/chain.wasm");
+            plugin["vm_config"]["code"]["local"]["filename"] = file.display().to_string().into();
+            plugin["configuration"]["value"] = chain.borrow().to_string().into();
+        }
+    }
 }
 
 fn endpoint(address: &str) -> Value {

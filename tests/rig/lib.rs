@@ -39,6 +39,8 @@ pub struct Setup {
     pub engine: weir_engine::Config,
     /// Whether there is a scorer.
     pub scorer: bool,
+    /// Whether the filters run as one module instead of three.
+    pub chain: bool,
     /// Worker threads of Envoy.
     pub workers: usize,
     /// An edit of Envoy's configuration, after the rig's own.
@@ -57,6 +59,7 @@ impl Default for Setup {
             engines: [2, 2],
             engine,
             scorer: false,
+            chain: false,
             workers: 2,
             edit: None,
             edit_scorer: None,
@@ -133,6 +136,9 @@ impl Gateway {
         let (port, admin_port) = (free_port()?, free_port()?);
         let mut envoy = shipped("envoy/envoy.yaml")?;
         config::place(&mut envoy, &addresses, port, admin_port, scorer_port, &dir.path().join("access.log"));
+        if setup.chain {
+            config::join(&mut envoy);
+        }
         if let Some(edit) = &setup.edit {
             edit(&mut envoy);
         }

@@ -83,6 +83,7 @@ struct Http<F: Filter> {
 impl<F: Filter> Http<F> {
     fn with<T>(&mut self, act: impl FnOnce(&mut F, &mut F::Stream, &dyn Host) -> T) -> Option<T> {
         let mut filter = self.filter.as_ref()?.try_borrow_mut().ok()?;
+        self.host.now.set(None);
         Some(act(&mut filter, self.stream.as_mut()?, &self.host))
     }
 
@@ -146,11 +147,13 @@ struct Envoy {
     /// The call whose reply is awaited.
     call: Cell<Option<u32>>,
     answered: Cell<bool>,
+    /// The time of this callback: within one it is asked for more than once, and each look costs a call.
+    now: Cell<Option<Instant>>,
 }
 
 impl Envoy {
     fn new(id: u32, root: u32) -> Self {
-        Self { id, root, call: Cell::new(None), answered: Cell::new(false) }
+        Self { id, root, call: Cell::new(None), answered: Cell::new(false), now: Cell::new(None) }
     }
 
     fn waits(&self) -> bool {
@@ -175,7 +178,9 @@ fn map(of: Of) -> MapType {
 
 impl Host for Envoy {
     fn now(&self) -> Instant {
-        Instant::from_nanos(abi::monotonic())
+        let now = self.now.get().unwrap_or_else(|| Instant::from_nanos(abi::monotonic()));
+        self.now.set(Some(now));
+        now
     }
 
     fn random(&self) -> u64 {

@@ -89,7 +89,7 @@ pub struct Metric(pub u32);
 
 /// Everything that a filter can do. No call panics; one that fails has no effect and says so where it can matter.
 pub trait Host {
-    /// A clock that never goes back, the same for all workers of one Envoy.
+    /// The time of this callback, by a clock that never goes back and is the same for all workers of one Envoy.
     fn now(&self) -> Instant;
     /// Random bits.
     fn random(&self) -> u64;
