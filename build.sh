@@ -47,7 +47,7 @@ find_wasm_cargo() {
   libdir=$(rustc --print target-libdir --target $WASM 2>/dev/null) || libdir=
   if [ -d "${libdir:-/nonexistent}" ]; then
     WASM_CARGO=(cargo)
-  elif have rustup && [ "${RUSTUP_AUTO_INSTALL:-1}" != 0 ] && retry rustup target add $WASM; then
+  elif have rustup && [ "${RUSTUP_AUTO_INSTALL:-1}" != 0 ] && (retry rustup target add $WASM); then
     WASM_CARGO=(cargo)
   else
     debian_wasm_compiler

@@ -42,20 +42,19 @@ impl std::error::Error for Invalid {}
 pub fn read<T: DeserializeOwned>(json: &[u8]) -> Result<T, Invalid> {
     let json = if json.trim_ascii().is_empty() { b"{}" } else { json };
     let mut text = serde_json::Deserializer::from_slice(json);
-    let value = serde_path_to_error::deserialize(&mut text).map_err(|error| {
-        let at = error.path().to_string();
-        Invalid::new(if at == "." { "" } else { &at }, error.into_inner().to_string())
-    })?;
+    let value = serde_path_to_error::deserialize(&mut text).map_err(placed)?;
     text.end().map_err(|error| Invalid::new("", error.to_string()))?;
     Ok(value)
 }
 
 /// Reads a configuration, or a part of one, that has already been parsed to a JSON value.
 pub fn read_value<T: DeserializeOwned>(value: serde_json::Value) -> Result<T, Invalid> {
-    serde_path_to_error::deserialize(value).map_err(|error| {
-        let at = error.path().to_string();
-        Invalid::new(if at == "." { "" } else { &at }, error.into_inner().to_string())
-    })
+    serde_path_to_error::deserialize(value).map_err(placed)
+}
+
+fn placed(error: serde_path_to_error::Error<serde_json::Error>) -> Invalid {
+    let at = error.path().to_string();
+    Invalid::new(if at == "." { "" } else { &at }, error.into_inner().to_string())
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Every name and message that two processes, or two filters, must agree on.
 //!
 //! **Between filters**, facts and usage travel as Envoy filter state, one line of `key=value` each, so that the
-//! access log can print them (`%FILTER_STATE(wasm.weir.facts:PLAIN)%`); they hold no text of a prompt. Block
-//! hashes go apart: only `pick` reads them, and they are by far the larger part.
+//! access log can print them (`%FILTER_STATE(wasm.weir.facts:PLAIN)%`); they hold no text of a prompt. For
+//! `pick` they go once more with the block hashes behind them: one read instead of two.
 //!
 //! **Between `pick` and the scorer**, HTTP/1.1 with JSON: `docs/design.md` says why.
 
@@ -19,7 +19,7 @@ pub const MODEL: &str = "x-gateway-model-name";
 pub const DESTINATION: &str = "x-gateway-destination-endpoint";
 
 /// Headers that steer the gateway and that a client may not set. Removed on entry, in every case.
-pub const CONTROL: [&str; 14] = [
+pub const CONTROL: [&str; 21] = [
     MODEL,
     "x-gateway-base-model-name",
     DESTINATION,
@@ -31,8 +31,15 @@ pub const CONTROL: [&str; 14] = [
     "x-encoder-hosts-ports",
     "x-data-parallel-host-port",
     "x-kv-cache-source-host-port",
+    "x-envoy-original-path",
     "x-envoy-retry-on",
+    "x-envoy-retry-grpc-on",
     "x-envoy-max-retries",
+    "x-envoy-retriable-status-codes",
+    "x-envoy-retriable-header-names",
+    "x-envoy-upstream-rq-timeout-ms",
+    "x-envoy-upstream-rq-per-try-timeout-ms",
+    "x-envoy-hedge-on-per-try-timeout",
     "x-envoy-upstream-alt-stat-name",
 ];
 
@@ -129,7 +136,12 @@ impl Serialize for Blocks {
 impl<'de> Deserialize<'de> for Blocks {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let block = |digits: &[u8]| u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok();
+        let block = |digits: &[u8]| {
+            let digits = std::str::from_utf8(digits)
+                .ok()
+                .filter(|text| text.bytes().all(|byte| byte.is_ascii_hexdigit()))?;
+            u64::from_str_radix(digits, 16).ok()
+        };
         let blocks: Option<Vec<u64>> =
             text.as_bytes().chunks(16).map(|digits| block(digits).filter(|_| digits.len() == 16)).collect();
         blocks.map(Self).ok_or_else(|| serde::de::Error::custom("blocks: not sixteen hex digits a block"))
@@ -149,11 +161,7 @@ pub fn hex(blocks: &[u64]) -> String {
 
 /// Facts, as written by [`write_facts`], and block hashes as filter state.
 pub fn write_blocks(facts: &str, blocks: &[u64]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(facts.len() + 1 + 8 * blocks.len());
-    bytes.extend_from_slice(facts.as_bytes());
-    bytes.push(b'\n');
-    bytes.extend(blocks.iter().flat_map(|hash| hash.to_le_bytes()));
-    bytes
+    [facts.as_bytes(), b"\n", &block_bytes(blocks)].concat()
 }
 
 /// Facts and block hashes from filter state.
@@ -222,6 +230,11 @@ impl Facts {
     }
 }
 
+/// Somebody else's words as one word, of bounded length: it cannot forge another field of a line.
+pub fn one_word(text: &str) -> String {
+    text.chars().filter(char::is_ascii_graphic).take(64).collect()
+}
+
 /// Usage as filter state; times in milliseconds.
 pub fn write_usage(report: &Report, ttft_ms: Option<f64>, tpot_ms: Option<f64>) -> String {
     let mut line = format!("status={}", report.status.name());
@@ -236,11 +249,9 @@ pub fn write_usage(report: &Report, ttft_ms: Option<f64>, tpot_ms: Option<f64>) 
             let _ = write!(line, " {name}={ms:.3}");
         }
     }
-    // The engine's words: kept to one word each, so that they cannot forge another field.
     for (name, word) in [("finish", &report.finish), ("error", &report.error)] {
         if let Some(word) = word {
-            let word: String = word.chars().filter(char::is_ascii_graphic).take(64).collect();
-            let _ = write!(line, " {name}={word}");
+            let _ = write!(line, " {name}={}", one_word(word));
         }
     }
     line
@@ -277,6 +288,7 @@ mod tests {
         let json = serde_json::to_string(&Blocks(all.clone())).unwrap();
         assert_eq!(serde_json::from_str::<Blocks>(&json).unwrap(), Blocks(all));
         assert!(serde_json::from_str::<Blocks>("\"012\"").is_err());
+        assert!(serde_json::from_str::<Blocks>("\"+123456789abcdef\"").is_err());
     }
 
     #[test]

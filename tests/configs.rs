@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 /// Runs `weir check` on files of the repository.
 fn check(files: &[PathBuf]) -> Output {
     let weir = repository().join("dist/weir");
-    assert!(weir.exists(), "no {}: run ./build.sh scorer", weir.display());
+    assert!(weir.exists(), "no {}: run ./build.sh native", weir.display());
     Command::new(weir).current_dir(repository()).arg("check").args(files).output().unwrap()
 }
 

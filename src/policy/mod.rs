@@ -11,7 +11,7 @@
 //! | `p2c` | the less busy of two at random (Mitzenmacher, 2001) | many gateways that share nothing |
 //! | `round_robin` | one after the other | a baseline |
 //!
-//! To add one: a file here with its formula, and a row in [`POLICIES`].
+//! To add one: a file here with its formula, and a row in `POLICIES`.
 
 mod least_requests;
 mod pickers;
@@ -77,7 +77,7 @@ pub struct Policy {
 type Build = fn(Value) -> Result<Policy, Invalid>;
 
 /// Every policy by name.
-const POLICIES: [(&str, Build); 4] = [
+const POLICIES: &[(&str, Build)] = &[
     ("least_prefill", |params| {
         Ok(Policy::new("least_prefill", read_value::<prefill::LeastPrefill>(params)?, pickers::Best))
     }),

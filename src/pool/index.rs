@@ -106,15 +106,25 @@ impl Index {
         self.evict();
     }
 
-    /// The longest chains held, the one used least recently first: inserted in this order elsewhere they make the
-    /// same index.
-    pub fn chains(&self) -> impl Iterator<Item = Vec<u64>> {
-        self.leaves.iter().map(|(_, leaf)| {
+    /// The longest chains held, those used last, up to `most` blocks in all, the one used least recently first:
+    /// inserted in this order elsewhere they make the same index.
+    pub fn chains(&self, most: usize) -> Vec<Vec<u64>> {
+        let chain = |leaf: usize| -> Vec<u64> {
             let up = |node: &&Node| self.nodes.get(node.parent?);
-            let mut path: Vec<&Node> = std::iter::successors(self.nodes.get(*leaf), up).collect();
+            let mut path: Vec<&Node> = std::iter::successors(self.nodes.get(leaf), up).collect();
             path.reverse();
             path.iter().flat_map(|node| &node.run).copied().collect()
-        })
+        };
+        let mut left = most;
+        let within = |chain: &Vec<u64>| {
+            let fits = left >= chain.len();
+            left = left.saturating_sub(chain.len());
+            fits
+        };
+        let mut chains: Vec<_> =
+            self.leaves.iter().rev().map(|(_, leaf)| chain(*leaf)).take_while(within).collect();
+        chains.reverse();
+        chains
     }
 
     fn start(&self, chain: &[u64]) -> Option<usize> {
@@ -277,7 +287,8 @@ mod tests {
                 assert!(index.len() <= capacity);
                 if random.below(50) == 0 {
                     let mut copy = Index::new(capacity, 4);
-                    index.chains().for_each(|chain| copy.insert(&chain));
+                    index.chains(usize::MAX).iter().for_each(|chain| copy.insert(chain));
+                    assert!(index.chains(9).iter().map(Vec::len).sum::<usize>() <= 9);
                     assert_eq!(copy.len(), index.len());
                     assert_eq!(copy.matched(&chain), index.matched(&chain));
                 }

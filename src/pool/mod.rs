@@ -376,11 +376,13 @@ impl Pool {
         }
     }
 
-    /// All prefixes believed to be held, with their endpoint, to [`Pool::hold`] them elsewhere in this order.
+    /// Prefixes believed to be held, with their endpoint, to [`Pool::hold`] them elsewhere in this order. Per endpoint
+    /// those used last, as many blocks as it has room for: what prefixes share comes with each of them.
     pub fn prefixes(&self) -> impl Iterator<Item = (&str, Vec<u64>)> {
-        self.endpoints
-            .iter()
-            .flat_map(|endpoint| endpoint.index.chains().map(|chain| (endpoint.address.as_str(), chain)))
+        self.endpoints.iter().flat_map(|endpoint| {
+            let chains = endpoint.index.chains(self.index_blocks);
+            chains.into_iter().map(|chain| (endpoint.address.as_str(), chain))
+        })
     }
 
     /// All leases, with their endpoint and the prompt tokens that wait there, to [`Pool::book`] them elsewhere.

@@ -29,6 +29,9 @@ pub struct Pools {
 impl Pools {
     /// Checks and makes all pools; `config` holds for each of them.
     pub fn new(specs: &[Spec], config: &Config, seed: u64) -> Result<Self, Invalid> {
+        if specs.is_empty() {
+            return Err(Invalid::new("pools", "empty; name at least one pool"));
+        }
         let mut random = Random::new(seed);
         let mut made = Self { pools: Vec::new(), by_name: HashMap::new(), by_model: HashMap::new() };
         for (at, spec) in specs.iter().enumerate() {
@@ -49,11 +52,8 @@ impl Pools {
                 return Err(Invalid::new(place("endpoints"), "empty; name at least one endpoint"));
             }
             let pool = Pool::new(config, &spec.endpoints, random.next()).map_err(|invalid| {
-                if invalid.at.starts_with("policy") {
-                    invalid
-                } else {
-                    invalid.within(&format!("pools[{at}]"))
-                }
+                let place = if invalid.at.starts_with("policy") { "choose" } else { &format!("pools[{at}]") };
+                invalid.within(place)
             })?;
             made.pools.push((spec.name.clone(), pool));
         }

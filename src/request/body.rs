@@ -7,6 +7,9 @@ use serde::de::{Deserializer, MapAccess, SeqAccess};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
 
+/// Most pieces of a prompt: messages, parts of messages, prompts of a list.
+pub(super) const MOST_PIECES: usize = 1 << 16;
+
 /// What the body says about the model.
 #[derive(Debug, Default)]
 pub(super) enum Model<'a> {
@@ -16,9 +19,11 @@ pub(super) enum Model<'a> {
     Wrong(&'static str),
 }
 
-/// The fields of all dialects; no two dialects give one name two meanings.
+/// The fields of all dialects. Only the prompt has to know which: `text` is one in SGLang's and a format in OpenAI's
+/// responses.
 #[derive(Debug, Default)]
 pub(super) struct Body<'a> {
+    prompt_fields: &'static [&'static str],
     pub model: Model<'a>,
     pub stream: bool,
     pub max_tokens: Option<u64>,
@@ -38,12 +43,18 @@ pub(super) struct Body<'a> {
 }
 
 impl<'a> Body<'a> {
-    pub(super) fn read(text: &'a str) -> Result<Self, serde_json::Error> {
-        let mut body = Self::default();
+    pub(super) fn read(text: &'a str, dialect: Dialect) -> Result<Self, serde_json::Error> {
+        let mut body = Self { prompt_fields: dialect.prompt_fields(), ..Self::default() };
         let mut json = serde_json::Deserializer::from_str(text);
         json.deserialize_map(To(&mut body))?;
         json.end()?;
         Ok(body)
+    }
+
+    /// Whether the prompt has more pieces than are kept. A piece of three bytes takes dozens in memory, and wasm memory
+    /// is never given back.
+    pub(super) fn has_too_many_pieces(&self) -> bool {
+        self.system.len() >= MOST_PIECES || self.turns.len() >= MOST_PIECES
     }
 
     /// Answers asked for per prompt.
@@ -123,7 +134,7 @@ impl<'a> Sink<'a> for Body<'a> {
                     let into = &mut self.system;
                     map.next_value_seed(To(&mut Prompt { role: "instructions", level: Level::Parts, into }))?;
                 }
-                "messages" | "input" | "prompt" | "text" | "input_ids" => {
+                field if self.prompt_fields.contains(&field) => {
                     self.turns.clear();
                     map.next_value_seed(To(&mut Prompt {
                         role: "",
@@ -185,7 +196,13 @@ struct Prompt<'b, 'a> {
 
 impl<'a> Prompt<'_, 'a> {
     fn push(&mut self, content: Content<'a>) {
-        self.into.push(Segment { role: self.role.into(), content });
+        self.keep(Segment { role: self.role.into(), content });
+    }
+
+    fn keep(&mut self, segment: Segment<'a>) {
+        if self.into.len() < MOST_PIECES {
+            self.into.push(segment);
+        }
     }
 
     fn at(&mut self, level: Level) -> Prompt<'_, 'a> {
@@ -208,7 +225,7 @@ impl<'a> Prompt<'_, 'a> {
                 "type" | "id" | "status" | "cache_control" => skip(&mut map)?,
                 _ => {
                     let raw: &RawValue = map.next_value()?;
-                    if raw.get() != "null" {
+                    if raw.get() != "null" && rest.len() < MOST_PIECES {
                         rest.push(Segment { role: key, content: Content::Raw(raw) });
                     }
                 }
@@ -219,7 +236,7 @@ impl<'a> Prompt<'_, 'a> {
                 segment.role.clone_from(speaker);
             }
         }
-        self.into.append(&mut rest);
+        rest.into_iter().for_each(|segment| self.keep(segment));
         Ok(())
     }
 
@@ -229,7 +246,7 @@ impl<'a> Prompt<'_, 'a> {
             match &*key {
                 "text" => map.next_value_seed(To(&mut self.at(Level::Part)))?,
                 "type" | "cache_control" => skip(&mut map)?,
-                _ => self.into.push(Segment { role: key, content: Content::Raw(map.next_value()?) }),
+                _ => self.keep(Segment { role: key, content: Content::Raw(map.next_value()?) }),
             }
         }
         Ok(())

@@ -46,6 +46,17 @@ impl Dialect {
         TABLE.iter().find(|(_, _, own)| *own == name).map(|(dialect, ..)| *dialect)
     }
 
+    /// The fields that hold the prompt, besides tools and system.
+    pub(super) fn prompt_fields(self) -> &'static [&'static str] {
+        match self {
+            Self::Chat | Self::Messages => &["messages"],
+            Self::Completions => &["prompt"],
+            Self::Responses => &["input"],
+            Self::Embeddings => &["input", "messages"],
+            Self::Generate => &["text", "input_ids"],
+        }
+    }
+
     /// Whether a request without a model is an error here. An SGLang engine serves one model and asks for none.
     pub(super) fn needs_model(self) -> bool {
         self != Self::Generate

@@ -146,8 +146,8 @@ pub fn read<'a>(dialect: Dialect, body: &'a [u8], config: &Config) -> Result<Rea
     let text = simdutf8::basic::from_utf8(body).map_err(|_| refuse("the body is not valid UTF-8".into()))?;
     // A byte order mark is skipped by engines too (Python's json reads it).
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let body =
-        Body::read(text).map_err(|why| refuse(format!("the body is not the JSON expected here: {why}")))?;
+    let body = Body::read(text, dialect)
+        .map_err(|why| refuse(format!("the body is not the JSON expected here: {why}")))?;
     let model = match &body.model {
         Model::One(name) => Some(check_model(name).map_err(refuse)?.to_owned()),
         Model::Absent if dialect.needs_model() => {
@@ -156,6 +156,9 @@ pub fn read<'a>(dialect: Dialect, body: &'a [u8], config: &Config) -> Result<Rea
         Model::Absent => None,
         Model::Wrong(why) => return Err(refuse(format!("model: {why}"))),
     };
+    if body.has_too_many_pieces() {
+        return Err(refuse(format!("the prompt has {} pieces or more", body::MOST_PIECES)));
+    }
     let max_output_tokens = dialect.output_bound(&body);
     let seed = body.seed(model.as_deref());
     let stream = body.stream;

@@ -48,7 +48,7 @@ impl<'a, S: Sink<'a>> Visitor<'a> for To<'_, S> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("any value")
+        f.write_str("a JSON object")
     }
 
     fn visit_unit<E: Error>(self) -> Result<(), E> {

@@ -35,6 +35,14 @@ fn prompt_is_in_the_order_of_the_template() {
 }
 
 #[test]
+fn a_prompts_name_in_another_dialect_is_not_the_prompt() {
+    let responses = r#"{"model":"m","input":"Plan.","text":{"format":{"type":"text"}},"prompt":{"id":"x"}}"#;
+    assert_eq!(prompt(Dialect::Responses, responses), ["user: Plan."]);
+    let chat = r#"{"model":"m","messages":[{"role":"user","content":"Hi."}],"prompt":null,"input":"x"}"#;
+    assert_eq!(prompt(Dialect::Chat, chat), ["user: Hi."]);
+}
+
+#[test]
 fn an_image_changes_the_blocks_and_a_cache_mark_does_not() {
     let long = "x".repeat(200);
     let body = |image: &str, mark: &str| {
@@ -161,6 +169,10 @@ fn bounds_follow_each_dialect() {
 fn deep_nesting_and_long_lists_are_only_skipped() {
     let deep = format!(r#"{{"x":{}{},"model":"m"}}"#, "[".repeat(100_000), "]".repeat(100_000));
     assert_eq!(read_as(Dialect::Chat, &deep).unwrap().facts.model.as_deref(), Some("m"));
+    for piece in ["[]", "[1]", "{\"content\":\"\"}", "{\"\":1}"] {
+        let many = format!(r#"{{"model":"m","messages":[{}]}}"#, vec![piece; 70_000].join(","));
+        assert!(refused(&many).contains("65536 pieces"), "{piece}");
+    }
     let deep = format!(r#"{{"model":"m","messages":{}{}}}"#, "[".repeat(100_000), "]".repeat(100_000));
     assert!(read_as(Dialect::Chat, &deep).is_ok());
 }

@@ -84,25 +84,41 @@ pub(super) struct Event<'a> {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Counts {
+    #[serde(deserialize_with = "count")]
     prompt_tokens: Option<u64>,
+    #[serde(deserialize_with = "count")]
     input_tokens: Option<u64>,
+    #[serde(deserialize_with = "count")]
     completion_tokens: Option<u64>,
+    #[serde(deserialize_with = "count")]
     output_tokens: Option<u64>,
+    #[serde(deserialize_with = "count")]
     cached_tokens: Option<u64>,
+    #[serde(deserialize_with = "count")]
     reasoning_tokens: Option<u64>,
     prompt_tokens_details: Option<Details>,
     input_tokens_details: Option<Details>,
     completion_tokens_details: Option<Details>,
     output_tokens_details: Option<Details>,
+    #[serde(deserialize_with = "count")]
     cache_read_input_tokens: Option<u64>,
+    #[serde(deserialize_with = "count")]
     cache_creation_input_tokens: Option<u64>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Details {
+    #[serde(deserialize_with = "count")]
     cached_tokens: Option<u64>,
+    #[serde(deserialize_with = "count")]
     reasoning_tokens: Option<u64>,
+}
+
+/// A number of tokens; anything else, and what no prompt can have, reads as not said.
+fn count<'de, D: serde::Deserializer<'de>>(json: D) -> Result<Option<u64>, D::Error> {
+    let value = serde_json::Value::deserialize(json)?;
+    Ok(value.as_u64().filter(|count| u32::try_from(*count).is_ok()))
 }
 
 /// One choice of an OpenAI answer. An engine's `finish_reason` may be an object (SGLang).

@@ -127,6 +127,11 @@ fn json_answers_of_every_dialect() {
         (r#"{"data":[],"usage":{"prompt_tokens":6,"total_tokens":6}}"#, usage(6, 0, 0, 0), None),
         (r#"{"choices":[{"finish_reason":"stop"}],"usage":null}"#, None, Some("stop")),
         (r#"{"usage":"odd","choices":7}"#, None, None),
+        (
+            r#"{"usage":{"prompt_tokens":9,"completion_tokens":18446744073709551615,"prompt_tokens_details":{"cached_tokens":-1}}}"#,
+            usage(9, 0, 0, 0),
+            None,
+        ),
     ] {
         let report = read("application/json", body, 7);
         assert_eq!((report.usage, report.finish.as_deref()), (expected, finish), "{body}");

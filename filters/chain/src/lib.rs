@@ -11,7 +11,6 @@ mod part;
 
 use part::{Part, State, Ticks};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use weir::invalid::{self, Invalid};
 use weir_extract::Extract;
 use weir_host::{Body, Callback, Filter, Flow, Host, Reply};
@@ -25,27 +24,20 @@ weir_host::serve!(Chain);
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Of `extract`.
-    #[serde(default = "empty")]
-    pub extract: Value,
+    #[serde(default)]
+    pub extract: weir_extract::Config,
     /// Of `pick`.
-    pub pick: Value,
+    pub pick: weir_pick::Config,
     /// Of `meter`.
-    #[serde(default = "empty")]
-    pub meter: Value,
-}
-
-fn empty() -> Value {
-    Value::Object(serde_json::Map::new())
+    #[serde(default)]
+    pub meter: weir_meter::Config,
 }
 
 impl Config {
     /// Reads the configuration and checks all of it.
     pub fn read(json: &[u8]) -> Result<Self, Invalid> {
         let config: Self = invalid::read(json)?;
-        invalid::read_value::<weir_extract::Config>(config.extract.clone())
-            .map_err(|e| e.within("extract"))?;
-        weir_pick::Config::read(config.pick.to_string().as_bytes()).map_err(|e| e.within("pick"))?;
-        invalid::read_value::<weir_meter::Config>(config.meter.clone()).map_err(|e| e.within("meter"))?;
+        config.pick.check().map_err(|invalid| invalid.within("pick"))?;
         Ok(config)
     }
 }
@@ -88,25 +80,24 @@ impl Filter for Chain {
     type Stream = Stream;
 
     fn configure(json: &[u8], host: &dyn Host) -> Result<Self, Invalid> {
-        let config: Config = invalid::read(json)?;
-        let text = |value: Value| value.to_string().into_bytes();
+        let config = Config::read(json)?;
         Ok(Self {
-            extract: Extract::configure(&text(config.extract), host).map_err(|e| e.within("extract"))?,
-            pick: Pick::configure(&text(config.pick), host).map_err(|e| e.within("pick"))?,
-            meter: Meter::configure(&text(config.meter), host).map_err(|e| e.within("meter"))?,
+            extract: Extract::new(config.extract, host),
+            pick: Pick::new(config.pick, host).map_err(|invalid| invalid.within("pick"))?,
+            meter: Meter::new(config.meter, host),
             ticks: Ticks::default(),
         })
     }
 
     fn open(&mut self, host: &dyn Host) -> Stream {
         let state = State::default();
-        let extract = self.extract.open(&self.ticks.first(host, &state));
-        let pick = self.pick.open(&self.ticks.second(host, &state));
+        let extract = self.extract.open(&self.ticks.for_extract(host, &state));
+        let pick = self.pick.open(&self.ticks.for_pick(host, &state));
         Stream { state, extract, pick, meter: None, reading: false }
     }
 
     fn request_headers(&mut self, stream: &mut Stream, host: &dyn Host, end: bool) -> Flow {
-        let part = self.ticks.first(host, &stream.state);
+        let part = self.ticks.for_extract(host, &stream.state);
         match self.extract.request_headers(&mut stream.extract, &part, end) {
             Flow::Continue => self.go_on(stream, host, end),
             Flow::Hold => {
@@ -120,7 +111,7 @@ impl Filter for Chain {
         if !stream.reading {
             return Flow::Continue;
         }
-        let part = self.ticks.first(host, &stream.state);
+        let part = self.ticks.for_extract(host, &stream.state);
         let flow = self.extract.request_body(&mut stream.extract, &part, body);
         self.read(stream, host, flow)
     }
@@ -129,13 +120,13 @@ impl Filter for Chain {
         if !stream.reading {
             return Flow::Continue;
         }
-        let part = self.ticks.first(host, &stream.state);
+        let part = self.ticks.for_extract(host, &stream.state);
         let flow = self.extract.request_trailers(&mut stream.extract, &part);
         self.read(stream, host, flow)
     }
 
     fn reply(&mut self, stream: &mut Stream, host: &dyn Host, reply: Reply) -> Flow {
-        let part = self.ticks.second(host, &stream.state);
+        let part = self.ticks.for_pick(host, &stream.state);
         let flow = self.pick.reply(&mut stream.pick, &part, reply);
         self.sent(stream, host, flow)
     }
@@ -151,7 +142,7 @@ impl Filter for Chain {
         if let Some(meter) = &mut stream.meter {
             self.meter.response_body(meter, &Part::plain(host, &stream.state), piece);
         }
-        let part = self.ticks.second(host, &stream.state);
+        let part = self.ticks.for_pick(host, &stream.state);
         self.pick.response_body(&mut stream.pick, &part, piece);
     }
 
@@ -159,7 +150,7 @@ impl Filter for Chain {
         if let Some(meter) = &mut stream.meter {
             self.meter.log(meter, &Part::plain(host, &stream.state));
         }
-        let part = self.ticks.second(host, &stream.state);
+        let part = self.ticks.for_pick(host, &stream.state);
         self.pick.log(&mut stream.pick, &part);
     }
 
@@ -169,11 +160,11 @@ impl Filter for Chain {
 
     fn tick(&mut self, host: &dyn Host) {
         let none = State::default();
-        if self.ticks.first_wants() {
-            self.extract.tick(&self.ticks.first(host, &none));
+        if self.ticks.extract_wants() {
+            self.extract.tick(&self.ticks.for_extract(host, &none));
         }
-        if self.ticks.second_wants() {
-            self.pick.tick(&self.ticks.second(host, &none));
+        if self.ticks.pick_wants() {
+            self.pick.tick(&self.ticks.for_pick(host, &none));
         }
     }
 
@@ -193,7 +184,7 @@ impl Chain {
 
     /// `extract` is done with the request.
     fn go_on(&mut self, stream: &mut Stream, host: &dyn Host, end: bool) -> Flow {
-        let part = self.ticks.second(host, &stream.state);
+        let part = self.ticks.for_pick(host, &stream.state);
         let flow = self.pick.request_headers(&mut stream.pick, &part, end);
         self.sent(stream, host, flow)
     }

@@ -15,27 +15,27 @@ pub(crate) type State = RefCell<Vec<(String, Vec<u8>)>>;
 /// The ticks that the filters want.
 #[derive(Debug, Default)]
 pub(crate) struct Ticks {
-    first: Cell<Duration>,
-    second: Cell<Duration>,
+    extract: Cell<Duration>,
+    pick: Cell<Duration>,
 }
 
 impl Ticks {
-    /// The host for the first of the two.
-    pub(crate) fn first<'a>(&'a self, host: &'a dyn Host, state: &'a State) -> Part<'a> {
-        Part { host, state, wants: Some((&self.first, &self.second)) }
+    /// The host for `extract`.
+    pub(crate) fn for_extract<'a>(&'a self, host: &'a dyn Host, state: &'a State) -> Part<'a> {
+        Part { host, state, wants: Some((&self.extract, &self.pick)) }
     }
 
-    /// The host for the second of the two.
-    pub(crate) fn second<'a>(&'a self, host: &'a dyn Host, state: &'a State) -> Part<'a> {
-        Part { host, state, wants: Some((&self.second, &self.first)) }
+    /// The host for `pick`.
+    pub(crate) fn for_pick<'a>(&'a self, host: &'a dyn Host, state: &'a State) -> Part<'a> {
+        Part { host, state, wants: Some((&self.pick, &self.extract)) }
     }
 
-    pub(crate) fn first_wants(&self) -> bool {
-        !self.first.get().is_zero()
+    pub(crate) fn extract_wants(&self) -> bool {
+        !self.extract.get().is_zero()
     }
 
-    pub(crate) fn second_wants(&self) -> bool {
-        !self.second.get().is_zero()
+    pub(crate) fn pick_wants(&self) -> bool {
+        !self.pick.get().is_zero()
     }
 }
 
@@ -69,7 +69,9 @@ impl Host for Part<'_> {
         if name != wire::BLOCKS {
             self.host.set_property(name, value);
         }
-        self.state.borrow_mut().push((name.to_owned(), value.to_vec()));
+        let mut state = self.state.borrow_mut();
+        state.retain(|(own, _)| own != name);
+        state.push((name.to_owned(), value.to_vec()));
     }
 
     fn tick_every(&self, interval: Duration) {

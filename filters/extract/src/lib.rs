@@ -47,8 +47,8 @@ impl Default for FlagCheck {
 pub struct Extract {
     config: Config,
     flag: Flag,
-    /// Requests held before the flag is known: their streams, and the size of their headers.
-    held: Vec<(u32, i64)>,
+    /// Requests held before the flag is known: their streams, the size of their headers, their dialects.
+    held: Vec<(u32, i64, Dialect)>,
     metrics: Metrics,
 }
 
@@ -88,18 +88,7 @@ impl Filter for Extract {
     type Stream = Stream;
 
     fn configure(config: &[u8], host: &dyn Host) -> Result<Self, Invalid> {
-        let count = |name| host.define(Kind::Counter, name);
-        Ok(Self {
-            config: invalid::read(config)?,
-            flag: Flag::Unknown,
-            held: Vec::new(),
-            metrics: Metrics {
-                read: count("weir_extract_read_total"),
-                passed: count("weir_extract_passed_total"),
-                refused: count("weir_extract_refused_total"),
-                misconfigured: count("weir_extract_misconfigured_total"),
-            },
-        })
+        Ok(Self::new(invalid::read(config)?, host))
     }
 
     fn open(&mut self, _: &dyn Host) -> Stream {
@@ -123,7 +112,7 @@ impl Filter for Extract {
                     if self.held.is_empty() {
                         host.tick_every(Duration::from_millis(self.config.flag_check_ms.0.get()));
                     }
-                    self.held.push((host.stream(), received(host)));
+                    self.held.push((host.stream(), received(host), dialect));
                 }
                 Flow::Hold
             }
@@ -159,7 +148,7 @@ impl Filter for Extract {
             return host.tick_every(Duration::ZERO);
         }
         let mut held = std::mem::take(&mut self.held);
-        held.retain(|(stream, at_headers)| {
+        held.retain(|(stream, at_headers, _)| {
             let open = host.enter(*stream);
             if open && received(host) > *at_headers {
                 self.flag = Flag::Missing;
@@ -168,9 +157,9 @@ impl Filter for Extract {
         });
         if self.flag == Flag::Missing {
             log::error!("{}: {MISSING}", Self::NAME);
-            for (stream, _) in held.drain(..) {
+            for (stream, _, dialect) in held.drain(..) {
                 if host.enter(stream) {
-                    self.misconfigured(host, Dialect::Chat);
+                    self.misconfigured(host, dialect);
                 }
             }
         }
@@ -183,6 +172,22 @@ impl Filter for Extract {
 }
 
 impl Extract {
+    /// A filter of a configuration.
+    pub fn new(config: Config, host: &dyn Host) -> Self {
+        let count = |name| host.define(Kind::Counter, name);
+        Self {
+            config,
+            flag: Flag::Unknown,
+            held: Vec::new(),
+            metrics: Metrics {
+                read: count("weir_extract_read_total"),
+                passed: count("weir_extract_passed_total"),
+                refused: count("weir_extract_refused_total"),
+                misconfigured: count("weir_extract_misconfigured_total"),
+            },
+        }
+    }
+
     /// The body is complete: publish what it says, or answer.
     fn read(&mut self, stream: &mut Stream, host: &dyn Host, dialect: Dialect, len: usize) -> Flow {
         *stream = Stream::Done;

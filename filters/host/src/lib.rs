@@ -6,7 +6,7 @@
 //! same rules.
 //!
 //! This crate alone names proxy-wasm, for two reasons. The SDK's getters panic when the host has no such map at
-//! the moment, and a panic ends every stream of the worker: here every failure is a value. And what pausing and
+//! the moment, and a panic ends every stream of the worker: here a failure is a value. And what pausing and
 //! resuming mean to Envoy is settled once, in `envoy.rs`, instead of in each callback of each filter.
 
 use std::time::Duration;

@@ -82,9 +82,7 @@ impl Filter for Meter {
     type Stream = Stream;
 
     fn configure(config: &[u8], host: &dyn Host) -> Result<Self, Invalid> {
-        let config: Config = invalid::read(config)?;
-        let names = config.models.into_iter().chain(["other".to_owned()]);
-        Ok(Self { models: names.map(|name| (name.clone(), Metrics::define(host, &name))).collect() })
+        Ok(Self::new(invalid::read(config)?, host))
     }
 
     fn open(&mut self, host: &dyn Host) -> Stream {
@@ -131,6 +129,12 @@ impl Filter for Meter {
 }
 
 impl Meter {
+    /// A filter of a configuration.
+    pub fn new(config: Config, host: &dyn Host) -> Self {
+        let names = config.models.into_iter().chain(["other".to_owned()]);
+        Self { models: names.map(|name| (name.clone(), Metrics::define(host, &name))).collect() }
+    }
+
     fn finish(&self, stream: &mut Stream, host: &dyn Host, whole: bool) {
         let Some(reader) = stream.reader.take() else { return };
         let facts = host.property(&[wire::FACTS]);

@@ -57,20 +57,21 @@ impl Config {
     /// Reads the configuration and checks all of it, the pools too.
     pub fn read(json: &[u8]) -> Result<Self, Invalid> {
         let config: Self = invalid::read(json)?;
-        config.pools(0)?;
-        if config.scorer.as_ref().is_some_and(|scorer| scorer.cluster.is_empty()) {
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Checks what its types cannot say.
+    pub fn check(&self) -> Result<(), Invalid> {
+        self.pools(0)?;
+        if self.scorer.as_ref().is_some_and(|scorer| scorer.cluster.is_empty()) {
             return Err(Invalid::new("scorer.cluster", "empty; name the cluster that leads to the scorer"));
         }
-        Ok(config)
+        Ok(())
     }
 
     /// The pools; `seed` fixes their random choices.
     pub(crate) fn pools(&self, seed: u64) -> Result<Pools, Invalid> {
-        Pools::new(&self.pools, &self.choose, seed).map_err(|invalid| {
-            match invalid.at.starts_with("policy") {
-                true => invalid.within("choose"),
-                false => invalid,
-            }
-        })
+        Pools::new(&self.pools, &self.choose, seed)
     }
 }

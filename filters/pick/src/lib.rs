@@ -5,7 +5,7 @@
 //! follows: the first for the first attempt, the others for retries. Whatever the client, or anybody else, put
 //! there is removed, and nothing but an endpoint of the configured pool is ever set.
 //!
-//! Without a scorer the policy runs here, on state that all workers of this Envoy share (see [`peers`]). With one,
+//! Without a scorer the policy runs here, on state that all workers of this Envoy share (`peers.rs`). With one,
 //! the scorer is asked, within a deadline; when it is late, gone or talks nonsense the choice is made here after
 //! all, on what this Envoy itself has sent. A request never fails for the scorer's sake.
 //!
@@ -49,6 +49,9 @@ struct Metrics {
     /// Leases out, by the place of the pool.
     leases: Vec<Metric>,
 }
+
+/// Most endpoints of a scorer's answer that are looked at.
+const MOST_ENDPOINTS: usize = 16;
 
 /// One request.
 #[derive(Debug, Default)]
@@ -96,24 +99,7 @@ impl Filter for Pick {
     type Stream = Stream;
 
     fn configure(json: &[u8], host: &dyn Host) -> Result<Self, Invalid> {
-        let config = Config::read(json)?;
-        let mut random = Random::new(host.random());
-        let count = |name| host.define(Kind::Counter, name);
-        let leases = |name: &str| host.define(Kind::Gauge, &format!("weir_pick_leases;pool={name}"));
-        Ok(Self {
-            pools: config.pools(random.next())?,
-            peers: Peers::new(group(json)),
-            scorer: config.scorer.map(Scorer::new),
-            random,
-            metrics: Metrics {
-                by_scorer: count("weir_pick_scorer_total"),
-                local: count("weir_pick_local_total"),
-                fallback: count("weir_pick_fallback_total"),
-                unrouted: count("weir_pick_unrouted_total"),
-                foreign: count("weir_pick_foreign_endpoint_total"),
-                leases: config.pools.iter().map(|spec| leases(&spec.name)).collect(),
-            },
-        })
+        Self::new(Config::read(json)?, host)
     }
 
     fn open(&mut self, host: &dyn Host) -> Stream {
@@ -155,6 +141,7 @@ impl Filter for Pick {
         };
         let Asking { lease, ref facts, ref blocks, .. } = asking;
         let Some((_, pool)) = self.pools.get(lease.pool) else { return Flow::Continue };
+        reserved.endpoints.truncate(MOST_ENDPOINTS);
         let named = reserved.endpoints.len();
         reserved.endpoints.retain(|endpoint| pool.contains(endpoint));
         if reserved.endpoints.len() < named {
@@ -169,7 +156,8 @@ impl Filter for Pick {
             queued_tokens: reserved.queued_tokens,
             cached_tokens: reserved.cached_tokens,
         };
-        let choice = Choice { order: reserved.endpoints, candidate, policy: reserved.policy.into() };
+        let choice =
+            Choice { order: reserved.endpoints, candidate, policy: wire::one_word(&reserved.policy).into() };
         self.booked(stream, host, &asking, &choice, Source::Scorer)
     }
 
@@ -190,8 +178,14 @@ impl Filter for Pick {
     }
 
     fn log(&mut self, stream: &mut Stream, host: &dyn Host) {
-        // A client that left while the scorer was asked may have a lease there, but none here.
-        let asked = stream.asking.take().map(|asking| asking.lease);
+        // A client that left while the scorer was asked may have a lease there, but none here; and what travelled with
+        // its call was for others.
+        let asked = stream.asking.take().map(|asking| {
+            if let Some(scorer) = &mut self.scorer {
+                scorer.tell_again(asking.told);
+            }
+            asking.lease
+        });
         let Some(lease) = stream.lease.take().or(asked) else { return };
         let Some((name, pool)) = self.pools.get(lease.pool) else { return };
         let booked = pool.end(lease.id);
@@ -232,6 +226,27 @@ impl Filter for Pick {
 }
 
 impl Pick {
+    /// A filter of a configuration.
+    pub fn new(config: Config, host: &dyn Host) -> Result<Self, Invalid> {
+        let mut random = Random::new(host.random());
+        let count = |name| host.define(Kind::Counter, name);
+        let leases = |name: &str| host.define(Kind::Gauge, &format!("weir_pick_leases;pool={name}"));
+        Ok(Self {
+            pools: config.pools(random.next())?,
+            peers: Peers::new(group(&config)),
+            scorer: config.scorer.map(Scorer::new),
+            random,
+            metrics: Metrics {
+                by_scorer: count("weir_pick_scorer_total"),
+                local: count("weir_pick_local_total"),
+                fallback: count("weir_pick_fallback_total"),
+                unrouted: count("weir_pick_unrouted_total"),
+                foreign: count("weir_pick_foreign_endpoint_total"),
+                leases: config.pools.iter().map(|spec| leases(&spec.name)).collect(),
+            },
+        })
+    }
+
     /// Asks the scorer, if there is one worth asking; gives `asking` back as an error if not.
     fn ask(&mut self, host: &dyn Host, mut asking: Asking) -> Result<Asking, Asking> {
         let Some(scorer) = &mut self.scorer else { return Err(asking) };
@@ -352,8 +367,9 @@ impl Pick {
 }
 
 /// Workers with the same configuration share one state; another configuration starts another.
-fn group(json: &[u8]) -> u64 {
-    let mut blocks = weir::block::Blocks::new(json, 1, 1);
+fn group(config: &Config) -> u64 {
+    let text = serde_json::to_vec(config).unwrap_or_default();
+    let mut blocks = weir::block::Blocks::new(&text, 1, 1);
     blocks.feed(b"g");
     blocks.finish().0.first().copied().unwrap_or(0)
 }

@@ -15,6 +15,8 @@ use weir_host::{Call, Host, Reply};
 const KEPT: usize = 10_000;
 /// Most events that travel with one request.
 const WITH_A_REQUEST: usize = 64;
+/// Most events that one report tells: far below the scorer's limit of a body.
+const IN_A_REPORT: usize = 1_000;
 
 /// The scorer, seen from one worker.
 #[derive(Debug)]
@@ -102,6 +104,11 @@ impl Scorer {
         }
         self.up = false;
         self.ask_again = host.now() + Duration::from_millis(self.config.retry_ms.get());
+        self.tell_again(untold);
+    }
+
+    /// Keeps what may not have been heard. Told twice it does no harm.
+    pub(crate) fn tell_again(&mut self, untold: Vec<Event>) {
         untold.into_iter().rev().for_each(|event| self.events.push_front(event));
         self.events.truncate(KEPT);
     }
@@ -118,7 +125,7 @@ impl Scorer {
         if self.events.is_empty() || !self.telling.is_empty() || !self.worth_trying(host.now()) {
             return;
         }
-        self.telling = self.events.drain(..).collect();
+        self.telling = self.events.drain(..self.events.len().min(IN_A_REPORT)).collect();
         let body = serde_json::to_vec(&self.telling).unwrap_or_default();
         if !self.send(host, wire::REPORT_PATH, &body) {
             let untold = std::mem::take(&mut self.telling);

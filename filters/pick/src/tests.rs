@@ -170,6 +170,20 @@ fn a_client_that_leaves_while_the_scorer_is_asked_ends_the_lease_there() {
 }
 
 #[test]
+fn what_travelled_with_the_call_of_a_client_that_left_is_told_again() {
+    let mut worker = Worker::new(&with_scorer("scorer"));
+    let mut first = ask(&mut worker, 1);
+    worker.reply(&mut first, &SCORER_200, &reserved(&["10.0.0.1:1"]));
+    worker.finish(first);
+    let leaving = ask(&mut worker, 2);
+    let told: Reserve = serde_json::from_slice(&leaving.see().calls().remove(0).body).unwrap();
+    worker.finish(leaving);
+    worker.tick();
+    let report: Vec<Event> = serde_json::from_slice(&worker.calls().remove(0).body).unwrap();
+    assert_eq!((report.len(), &report[..1]), (2, &told.events[..]));
+}
+
+#[test]
 fn what_was_not_told_to_a_scorer_that_failed_is_told_later() {
     let mut worker = Worker::new(&with_scorer("scorer"));
     let mut first = ask(&mut worker, 1);

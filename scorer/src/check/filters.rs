@@ -17,7 +17,7 @@ pub(super) struct Filter {
 }
 
 /// Every filter.
-const FILTERS: [Filter; 4] = [
+const FILTERS: &[Filter] = &[
     Filter {
         name: "chain",
         holds_headers: true,

@@ -35,7 +35,7 @@ pub fn file(file: &Path, envoy: Option<&Path>) -> Report {
         }
     };
     let mut report = self::text(&text);
-    if let Some(envoy) = envoy.filter(|_| report.is_bootstrap) {
+    if let Some(envoy) = envoy.filter(|_| report.is_bootstrap && file != Path::new("-")) {
         envoy::validate(envoy, file, &text, &mut report);
     }
     report

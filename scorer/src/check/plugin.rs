@@ -23,7 +23,8 @@ pub(super) fn check(map: &Map<String, Value>, at: &str, buffer_bytes: Option<u64
     let at = join(at, "configuration");
     let Some((json, at)) = configuration(map, &at, report) else { return };
     let Some(effective) = read(filter, &json, &at, report) else { return };
-    let max_body = effective.pointer("/request/max_body_bytes").and_then(Value::as_u64);
+    let extract = effective.get("extract").unwrap_or(&effective);
+    let max_body = extract.pointer("/request/max_body_bytes").and_then(Value::as_u64);
     if let (Some(limit), Some(most)) = (buffer_bytes, max_body)
         && limit < most
     {

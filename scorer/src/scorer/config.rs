@@ -34,21 +34,13 @@ impl Config {
     /// Reads and checks a document that has been parsed.
     pub fn read_document(document: Value) -> Result<Self, Invalid> {
         let config: Self = read_value(document)?;
-        if config.pools.is_empty() {
-            return Err(Invalid::new("pools", "empty; name at least one pool"));
-        }
         config.pools(0)?;
         Ok(config)
     }
 
     /// The pools, with nothing booked.
     pub fn pools(&self, seed: u64) -> Result<Pools, Invalid> {
-        Pools::new(&self.pools, &self.choose, seed).map_err(|invalid| {
-            match invalid.at.starts_with("pools[") {
-                true => invalid,
-                false => invalid.within("choose"),
-            }
-        })
+        Pools::new(&self.pools, &self.choose, seed)
     }
 
     /// The endpoints of the pool of that name.
