@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 /// Users of each model at the same time: light load, where the choice decides about the cache and not the queue.
 pub(crate) const USERS: usize = 2;
 /// What a user needs to read an answer.
-const PAUSE: Duration = Duration::from_millis(30);
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// One pass of the script through one gateway.
 #[derive(Debug)]
