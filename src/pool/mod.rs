@@ -229,11 +229,6 @@ impl Pool {
         self.places.contains_key(address)
     }
 
-    /// Whether the pool has an endpoint at all.
-    pub fn is_empty(&self) -> bool {
-        self.endpoints.is_empty()
-    }
-
     /// Leases out.
     pub fn leases(&self) -> usize {
         self.leases.len()
@@ -258,27 +253,28 @@ impl Pool {
             })
         });
         self.candidates = candidates;
-        self.book_at(id, *order.first()?, ask, now);
+        let cached_tokens = choice.as_ref()?.candidate.cached_tokens;
+        self.book_at(id, *order.first()?, ask, cached_tokens, now);
         choice
     }
 
     /// Books a request that somebody else sent to `address`. Unknown addresses are let go.
     pub fn book(&mut self, id: LeaseId, address: &str, ask: &Ask<'_>, now: Instant) {
         self.expire(now);
-        if let Some(&place) = self.places.get(address) {
-            self.book_at(id, place, ask, now);
-        }
+        let Some(&place) = self.places.get(address) else { return };
+        let Some(endpoint) = self.endpoints.get(place) else { return };
+        let cached_tokens = cached(&endpoint.index, ask, self.block_tokens);
+        self.book_at(id, place, ask, cached_tokens, now);
     }
 
-    fn book_at(&mut self, id: LeaseId, place: usize, ask: &Ask<'_>, now: Instant) {
+    fn book_at(&mut self, id: LeaseId, place: usize, ask: &Ask<'_>, cached_tokens: u32, now: Instant) {
         if self.ended_early.contains(&id) {
             return;
         }
         // A lease that comes twice (a repeated message) is the same lease.
         self.release(id);
         let Some(endpoint) = self.endpoints.get_mut(place) else { return };
-        let cached = cached(&endpoint.index, ask, self.block_tokens);
-        let queued_tokens = ask.demand.prompt_tokens.saturating_sub(cached);
+        let queued_tokens = ask.demand.prompt_tokens.saturating_sub(cached_tokens);
         endpoint.in_flight = endpoint.in_flight.saturating_add(1);
         endpoint.queued_tokens = endpoint.queued_tokens.saturating_add(u64::from(queued_tokens));
         endpoint.index.insert(ask.blocks);
