@@ -73,6 +73,8 @@ pub struct Reserve {
     pub lease: u64,
     /// Estimated tokens of the prompt.
     pub prompt_tokens: u32,
+    /// Units of the prompt, as blocks count them.
+    pub prompt_units: u32,
     /// The most tokens it may write; 0 when the client set no bound.
     pub output_tokens: u32,
     /// Its answer comes as a stream.
@@ -183,10 +185,11 @@ pub fn blocks(bytes: &[u8]) -> Vec<u64> {
 /// Facts as filter state. A model has no spaces (`request` refuses others).
 pub fn write_facts(facts: &Facts) -> String {
     let mut line = format!(
-        "dialect={} stream={} prompt_tokens={}",
+        "dialect={} stream={} prompt_tokens={} prompt_units={}",
         facts.dialect.name(),
         u8::from(facts.stream),
-        facts.prompt_tokens
+        facts.prompt_tokens,
+        facts.prompt_units
     );
     if let Some(most) = facts.max_output_tokens {
         let _ = write!(line, " max_output_tokens={most}");
@@ -204,6 +207,7 @@ pub fn read_facts(line: &str) -> Option<Facts> {
         model: None,
         stream: false,
         prompt_tokens: 0,
+        prompt_units: 0,
         max_output_tokens: None,
     };
     for field in line.split(' ') {
@@ -211,6 +215,7 @@ pub fn read_facts(line: &str) -> Option<Facts> {
             ("dialect", name) => facts.dialect = Dialect::of_name(name)?,
             ("stream", flag) => facts.stream = flag == "1",
             ("prompt_tokens", n) => facts.prompt_tokens = n.parse().ok()?,
+            ("prompt_units", n) => facts.prompt_units = n.parse().ok()?,
             ("max_output_tokens", n) => facts.max_output_tokens = Some(n.parse().ok()?),
             ("model", name) => facts.model = Some(name.to_owned()),
             _ => {}
@@ -222,11 +227,13 @@ pub fn read_facts(line: &str) -> Option<Facts> {
 impl Facts {
     /// What the request asks of a pool.
     pub fn ask<'a>(&self, blocks: &'a [u64]) -> Ask<'a> {
-        let output_tokens = self.max_output_tokens.unwrap_or(0);
-        Ask {
-            blocks,
-            demand: Demand { prompt_tokens: self.prompt_tokens, output_tokens, stream: self.stream },
-        }
+        let demand = Demand {
+            prompt_tokens: self.prompt_tokens,
+            prompt_units: self.prompt_units,
+            output_tokens: self.max_output_tokens.unwrap_or(0),
+            stream: self.stream,
+        };
+        Ask { blocks, demand }
     }
 }
 
@@ -271,6 +278,7 @@ mod tests {
                 model: model.map(str::to_owned),
                 stream: true,
                 prompt_tokens: 12,
+                prompt_units: 1,
                 max_output_tokens,
             };
             let line = write_facts(&facts);

@@ -69,16 +69,16 @@ fn pool(endpoints: usize, policy: &str) -> (Pool, Vec<Vec<u64>>) {
     let mut pool = Pool::new(&config, &addresses, 7).unwrap();
     let mut random = Random::new(3);
     let mut chain = |n: usize| (0..n).map(|_| random.next()).collect::<Vec<u64>>();
-    let prompts: Vec<Vec<u64>> = (0..64).map(|_| chain(256)).collect();
+    let prompts: Vec<Vec<u64>> = (0..64).map(|_| chain(80)).collect();
     for (n, prompt) in prompts.iter().enumerate() {
-        pool.hold(&addresses[n % endpoints], &prompt[..128 + n]);
+        pool.hold(&addresses[n % endpoints], &prompt[..16 + n]);
     }
     (pool, prompts)
 }
 
 fn choices(c: &mut Criterion) {
     let mut group = c.benchmark_group("pool");
-    let demand = Demand { prompt_tokens: 4096, output_tokens: 256, stream: true };
+    let demand = Demand { prompt_tokens: 4096, prompt_units: 256, output_tokens: 256, stream: true };
     for policy in ["least_prefill", "p2c", "round_robin"] {
         for endpoints in [8, 64, 1_000] {
             let (mut pool, prompts) = pool(endpoints, policy);

@@ -50,7 +50,16 @@ impl Running {
 
     async fn reserve(&self, lease: u64, prompt_tokens: u32, blocks: &[u64], events: Vec<Event>) -> Reserved {
         let (pool, blocks) = ("a".to_owned(), Blocks(blocks.to_vec()));
-        let ask = Reserve { pool, lease, prompt_tokens, output_tokens: 0, stream: true, blocks, events };
+        let ask = Reserve {
+            pool,
+            lease,
+            prompt_tokens,
+            prompt_units: blocks.0.len() as u32,
+            output_tokens: 0,
+            stream: true,
+            blocks,
+            events,
+        };
         let response = self.post(wire::RESERVE_PATH, serde_json::to_string(&ask).unwrap()).await;
         assert_eq!(response.headers()[wire::SCORER], "1");
         assert_eq!(response.status(), StatusCode::OK);
@@ -131,7 +140,8 @@ async fn refusals_say_why_and_are_signed() {
     let cases = [
         (
             wire::RESERVE_PATH,
-            r#"{"pool":"b","lease":1,"prompt_tokens":1,"output_tokens":0,"blocks":""}"#.into(),
+            r#"{"pool":"b","lease":1,"prompt_tokens":1,"prompt_units":1,"output_tokens":0,"blocks":""}"#
+                .into(),
             404,
             "no pool is named \"b\"",
         ),
@@ -211,7 +221,7 @@ async fn metrics_tell_the_book() {
         "weir_scorer_reserve_seconds_count 1".to_owned(),
         format!("weir_scorer_endpoint_in_flight{labels} 1"),
         format!("weir_scorer_endpoint_queued_tokens{labels} 100"),
-        format!("weir_scorer_endpoint_index_blocks{labels} 3"),
+        format!("weir_scorer_endpoint_index_tokens{labels} 48"),
     ] {
         assert!(metrics.lines().any(|own| own == line), "{line} not in {metrics}");
     }

@@ -28,6 +28,8 @@ use std::fmt;
 pub struct Demand {
     /// Tokens of its prompt.
     pub prompt_tokens: u32,
+    /// The same in units of prefix blocks, see [`crate::block`].
+    pub prompt_units: u32,
     /// The most tokens it may write.
     pub output_tokens: u32,
     /// Its answer comes as a stream: the first token will be seen.

@@ -3,7 +3,7 @@ use serde_json::json;
 #[cfg(target_arch = "wasm32")]
 use wasm_bindgen_test::wasm_bindgen_test as test;
 
-const DEMAND: Demand = Demand { prompt_tokens: 1000, output_tokens: 100, stream: true };
+const DEMAND: Demand = Demand { prompt_tokens: 1000, prompt_units: 63, output_tokens: 100, stream: true };
 
 fn spread(name: &str, candidates: &[Candidate], times: usize) -> Vec<usize> {
     let mut policy = Policy::read(&json!(name)).unwrap();

@@ -10,9 +10,12 @@
 //! everything believed of an endpoint leaves with it in one step.
 //!
 //! A simpler map from hash to last use would cost a look-up and an insertion per block: for a prompt of 128 KB
-//! 2,048 of each, where this does two or three.
+//! 192 of each, where this does two or three.
+//!
+//! What is held counts in units, as blocks differ in length (see [`crate::block`]).
 
 use super::seeded::Seeded;
+use crate::block;
 use std::collections::{BTreeSet, HashMap};
 
 /// Blocks believed to be in one endpoint's cache.
@@ -24,7 +27,7 @@ pub struct Index {
     starts: HashMap<u64, usize, Seeded>,
     /// Nodes without children, the one used least recently first.
     leaves: BTreeSet<(u64, usize)>,
-    blocks: usize,
+    units: usize,
     capacity: usize,
     clock: u64,
 }
@@ -33,33 +36,46 @@ pub struct Index {
 #[derive(Debug, Default)]
 struct Node {
     run: Vec<u64>,
+    /// Blocks before the run.
+    before: usize,
     parent: Option<usize>,
     children: u32,
     used: u64,
 }
 
+impl Node {
+    fn units(&self) -> usize {
+        units(self.before, self.run.len())
+    }
+}
+
+/// Units of a run of so many blocks behind others.
+fn units(before: usize, run: usize) -> usize {
+    block::units(before.saturating_add(run)).saturating_sub(block::units(before))
+}
+
 impl Index {
-    /// An empty index that will hold at most `capacity` blocks. `seed` keeps clients from choosing collisions.
+    /// An empty index that will hold at most `capacity` units. `seed` keeps clients from choosing collisions.
     pub fn new(capacity: usize, seed: u64) -> Self {
         Self {
             nodes: Vec::new(),
             free: Vec::new(),
             starts: HashMap::with_hasher(Seeded(seed)),
             leaves: BTreeSet::new(),
-            blocks: 0,
+            units: 0,
             capacity,
             clock: 0,
         }
     }
 
-    /// Blocks held.
+    /// Units held.
     pub fn len(&self) -> usize {
-        self.blocks
+        self.units
     }
 
     /// Whether nothing is held.
     pub fn is_empty(&self) -> bool {
-        self.blocks == 0
+        self.units == 0
     }
 
     /// How many blocks at the beginning of `chain` are held.
@@ -101,12 +117,12 @@ impl Index {
             }
         }
         if !rest.is_empty() {
-            self.extend(last, rest);
+            self.extend(last, chain.len() - rest.len(), rest);
         }
         self.evict();
     }
 
-    /// The longest chains held, those used last, up to `most` blocks in all, the one used least recently first:
+    /// The longest chains held, those used last, up to `most` units in all, the one used least recently first:
     /// inserted in this order elsewhere they make the same index.
     pub fn chains(&self, most: usize) -> Vec<Vec<u64>> {
         let chain = |leaf: usize| -> Vec<u64> {
@@ -117,8 +133,9 @@ impl Index {
         };
         let mut left = most;
         let within = |chain: &Vec<u64>| {
-            let fits = left >= chain.len();
-            left = left.saturating_sub(chain.len());
+            let units = block::units(chain.len());
+            let fits = left >= units;
+            left = left.saturating_sub(units);
             fits
         };
         let mut chains: Vec<_> =
@@ -131,16 +148,17 @@ impl Index {
         self.starts.get(chain.first()?).copied()
     }
 
-    /// Hangs `run` below node `last`. A leaf grows in place, so that a conversation stays one node.
-    fn extend(&mut self, last: Option<usize>, run: &[u64]) {
-        self.blocks += run.len();
+    /// Hangs `run` below node `last`, behind so many blocks. A leaf grows in place, so that a conversation stays one
+    /// node.
+    fn extend(&mut self, last: Option<usize>, before: usize, run: &[u64]) {
+        self.units = self.units.saturating_add(units(before, run.len()));
         if let Some(node) = last.and_then(|id| self.nodes.get_mut(id)) {
             if node.children == 0 {
                 return node.run.extend_from_slice(run);
             }
             node.children += 1;
         }
-        let id = self.add(Node { run: run.to_vec(), parent: last, children: 0, used: self.clock });
+        let id = self.add(Node { run: run.to_vec(), before, parent: last, children: 0, used: self.clock });
         self.leaves.insert((self.clock, id));
     }
 
@@ -161,7 +179,9 @@ impl Index {
         let node = self.nodes.get_mut(id)?;
         let tail = node.run.split_off(at);
         let head = std::mem::replace(&mut node.run, tail);
-        let upper = Node { run: head, parent: node.parent, children: 1, used: self.clock };
+        let upper =
+            Node { run: head, before: node.before, parent: node.parent, children: 1, used: self.clock };
+        node.before += at;
         self.starts.extend(node.run.first().map(|hash| (*hash, id)));
         let upper = self.add(upper);
         if let Some(node) = self.nodes.get_mut(id) {
@@ -171,18 +191,21 @@ impl Index {
     }
 
     fn evict(&mut self) {
-        while let Some(excess) = self.blocks.checked_sub(self.capacity).filter(|excess| *excess > 0) {
+        while let Some(excess) = self.units.checked_sub(self.capacity).filter(|excess| *excess > 0) {
             let Some((used, id)) = self.leaves.pop_first() else { return };
             let Some(node) = self.nodes.get_mut(id) else { continue };
-            if let Some(keep) = node.run.len().checked_sub(excess).filter(|keep| *keep > 0) {
+            let size = node.units();
+            let room = block::units(node.before).saturating_add(size.saturating_sub(excess));
+            let keep = block::within(room).saturating_sub(node.before);
+            if keep > 0 {
                 node.run.truncate(keep);
-                self.blocks -= excess;
+                self.units -= size - node.units();
                 self.leaves.insert((used, id));
                 continue;
             }
             let gone = std::mem::take(node);
             self.free.push(id);
-            self.blocks -= gone.run.len();
+            self.units -= size;
             if let Some(start) = gone.run.first() {
                 self.starts.remove(start);
             }
@@ -260,6 +283,27 @@ mod tests {
         assert_eq!((index.len(), index.matched(&chain(b"abcdefgh"))), (4, 4));
     }
 
+    #[test]
+    fn long_chains_count_in_units_and_lose_whole_blocks() {
+        let text = vec![b'x'; 100];
+        let long = chain(&text);
+        let mut index = Index::new(block::units(90), 1);
+        index.insert(&long);
+        assert_eq!((index.matched(&long), index.len()), (90, block::units(90)));
+        index.insert(&chain(b"y"));
+        assert_eq!(
+            (index.matched(&long), index.len()),
+            (89, block::units(89) + 1),
+            "a block of sixteen for one of one"
+        );
+        let mut fork = long[..85].to_vec();
+        fork.push(7);
+        index.insert(&fork);
+        assert_eq!(index.matched(&fork), 86);
+        let held: usize = index.nodes.iter().map(Node::units).sum();
+        assert_eq!(held, index.len());
+    }
+
     /// Against a plain set of all prefixes ever inserted: never more blocks than were stored, exact while nothing
     /// was evicted, bounded always, and without holes.
     #[test]
@@ -292,7 +336,7 @@ mod tests {
                     assert_eq!(copy.len(), index.len());
                     assert_eq!(copy.matched(&chain), index.matched(&chain));
                 }
-                let held: usize = index.nodes.iter().map(|node| node.run.len()).sum();
+                let held: usize = index.nodes.iter().map(Node::units).sum();
                 assert_eq!(held, index.len());
                 let live = index.nodes.len() - index.free.len();
                 let inner = index.nodes.iter().filter(|node| node.children > 0).count();

@@ -18,6 +18,7 @@ pub use pools::{Pools, Spec};
 
 use pace::Pace;
 
+use crate::block;
 use crate::instant::Instant;
 use crate::invalid::Invalid;
 use crate::policy::{Candidate, Demand, Policy};
@@ -40,7 +41,7 @@ pub struct Config {
     pub lease_ms: NonZeroU64,
     /// Tokens of prefixes remembered per endpoint: the size of its cache, when that is known.
     pub index_tokens: NonZeroU64,
-    /// Tokens of one prefix block, as `extract` cuts them (`block_tokens` there).
+    /// Tokens of the smallest prefix block, as `extract` cuts them (`block_tokens` there).
     pub block_tokens: NonZeroU32,
     /// Endpoints named per request: the chosen one and fallbacks for retries.
     pub attempts: NonZeroU32,
@@ -107,7 +108,7 @@ pub struct Pool {
     policy: Policy,
     random: Random,
     lease: Duration,
-    index_blocks: usize,
+    index_units: usize,
     block_tokens: u32,
     attempts: usize,
     candidates: Vec<Candidate>,
@@ -147,8 +148,8 @@ pub struct Load {
     pub in_flight: u32,
     /// Uncached prompt tokens of requests whose first token has not come.
     pub queued_tokens: u64,
-    /// Prefix blocks believed to be in its cache.
-    pub index_blocks: usize,
+    /// Tokens of prefixes believed to be in its cache.
+    pub index_tokens: u64,
 }
 
 impl Pool {
@@ -165,7 +166,7 @@ impl Pool {
             policy: Policy::read(&config.policy).map_err(|invalid| invalid.within("policy"))?,
             random: Random::new(seed),
             lease: Duration::from_millis(config.lease_ms.get()),
-            index_blocks: usize::try_from(config.index_tokens.get()).unwrap_or(usize::MAX)
+            index_units: usize::try_from(config.index_tokens.get()).unwrap_or(usize::MAX)
                 / config.block_tokens.get() as usize,
             block_tokens: config.block_tokens.get(),
             attempts: config.attempts.get() as usize,
@@ -195,7 +196,7 @@ impl Pool {
             incarnation: random.next(),
             in_flight: 0,
             queued_tokens: 0,
-            index: Index::new(self.index_blocks, random.next()),
+            index: Index::new(self.index_units, random.next()),
         };
         let random = &mut self.random;
         self.endpoints =
@@ -242,7 +243,7 @@ impl Pool {
         candidates.extend(self.endpoints.iter().map(|endpoint| Candidate {
             in_flight: endpoint.in_flight,
             queued_tokens: endpoint.queued_tokens,
-            cached_tokens: cached(&endpoint.index, ask, self.block_tokens),
+            cached_tokens: cached(&endpoint.index, ask),
         }));
         let order = self.policy.choose(&ask.demand, &candidates, self.attempts, &mut self.random);
         let choice = order.first().and_then(|&place| {
@@ -263,7 +264,7 @@ impl Pool {
         self.expire(now);
         let Some(&place) = self.places.get(address) else { return };
         let Some(endpoint) = self.endpoints.get(place) else { return };
-        let cached_tokens = cached(&endpoint.index, ask, self.block_tokens);
+        let cached_tokens = cached(&endpoint.index, ask);
         self.book_at(id, place, ask, cached_tokens, now);
     }
 
@@ -308,7 +309,7 @@ impl Pool {
         let Some(&place) = moved else { return };
         if let Some(failed) = self.endpoints.get_mut(lease.place) {
             failed.in_flight = failed.in_flight.saturating_sub(1);
-            failed.index = Index::new(self.index_blocks, self.random.next());
+            failed.index = Index::new(self.index_units, self.random.next());
         }
         if let Some(server) = self.endpoints.get_mut(place) {
             server.in_flight = server.in_flight.saturating_add(1);
@@ -376,7 +377,7 @@ impl Pool {
     /// those used last, as many blocks as it has room for: what prefixes share comes with each of them.
     pub fn prefixes(&self) -> impl Iterator<Item = (&str, Vec<u64>)> {
         self.endpoints.iter().flat_map(|endpoint| {
-            let chains = endpoint.index.chains(self.index_blocks);
+            let chains = endpoint.index.chains(self.index_units);
             chains.into_iter().map(|chain| (endpoint.address.as_str(), chain))
         })
     }
@@ -394,16 +395,20 @@ impl Pool {
             address: endpoint.address.clone(),
             in_flight: endpoint.in_flight,
             queued_tokens: endpoint.queued_tokens,
-            index_blocks: endpoint.index.len(),
+            index_tokens: (endpoint.index.len() as u64).saturating_mul(u64::from(self.block_tokens)),
         };
         self.endpoints.iter().map(load).collect()
     }
 }
 
-/// Tokens of the prompt that are believed to be in the endpoint's cache. One token is always computed.
-fn cached(index: &Index, ask: &Ask<'_>, block_tokens: u32) -> u32 {
-    let tokens = u32::try_from(index.matched(ask.blocks)).unwrap_or(u32::MAX).saturating_mul(block_tokens);
-    tokens.min(ask.demand.prompt_tokens.saturating_sub(1))
+/// Tokens of the prompt that are believed to be in the endpoint's cache: as large a share of its tokens as the units
+/// matched are of its units. One token is always computed.
+fn cached(index: &Index, ask: &Ask<'_>) -> u32 {
+    let Demand { prompt_tokens, prompt_units, .. } = ask.demand;
+    let units = block::units(index.matched(ask.blocks)) as u64;
+    let tokens = units.saturating_mul(u64::from(prompt_tokens)).checked_div(u64::from(prompt_units));
+    let tokens = tokens.and_then(|tokens| u32::try_from(tokens).ok()).unwrap_or(0);
+    tokens.min(prompt_tokens.saturating_sub(1))
 }
 
 /// An endpoint is named as Envoy's `override_host` reads it: an IP address with its port.

@@ -13,17 +13,17 @@ fn pool(n: usize) -> Pool {
     Pool::new(&Config::default(), &addresses(n), 9).unwrap()
 }
 
-/// A prompt of `n` blocks that is nobody else's.
+/// A prompt of `n` units that is nobody else's.
 fn blocks(of: u64, n: usize) -> Vec<u64> {
     let mut random = Random::new(of);
-    (0..n).map(|_| random.next()).collect()
+    (0..block::within(n)).map(|_| random.next()).collect()
 }
 
 fn ask(blocks: &[u64]) -> Ask<'_> {
-    Ask {
-        blocks,
-        demand: Demand { prompt_tokens: blocks.len() as u32 * 16 + 5, output_tokens: 64, stream: true },
-    }
+    let prompt_units = block::units(blocks.len()) as u32;
+    let demand =
+        Demand { prompt_tokens: prompt_units * 16 + 5, prompt_units, output_tokens: 64, stream: true };
+    Ask { blocks, demand }
 }
 
 fn idle(pool: &Pool) -> bool {
@@ -42,7 +42,7 @@ fn a_conversation_stays_where_its_prefix_is() {
         pool.end(1);
         let second = pool.reserve(2, &ask(&all), NOW).unwrap();
         assert_eq!(second.order[0], first.order[0]);
-        assert_eq!(second.candidate.cached_tokens, 320);
+        assert_eq!(second.candidate.cached_tokens, 322, "half of its 645 tokens");
         pool.end(2);
     }
     assert!(idle(&pool));
@@ -62,7 +62,7 @@ fn a_burst_that_shares_a_prefix_spreads() {
         for id in 1..=80 {
             *used.entry(pool.reserve(id, &ask(&shared), NOW).unwrap().order[0].clone()).or_insert(0) += 1;
         }
-        assert!(used.len() >= 6, "{prefix} blocks, warm {warm}: {used:?}");
+        assert!(used.len() >= 6, "{prefix} units, warm {warm}: {used:?}");
         assert!(used.values().all(|n| *n <= 40), "{used:?}");
     }
 }
@@ -165,7 +165,7 @@ fn after_a_retry_the_lease_is_where_it_was_served_and_the_failed_one_is_forgotte
     pool.first_token(1, Some(&chosen[1]), NOW);
     let load =
         |pool: &Pool, address: &str| pool.loads().into_iter().find(|load| load.address == address).unwrap();
-    assert_eq!((load(&pool, &chosen[0]).in_flight, load(&pool, &chosen[0]).index_blocks), (0, 0));
+    assert_eq!((load(&pool, &chosen[0]).in_flight, load(&pool, &chosen[0]).index_tokens), (0, 0));
     assert_eq!(load(&pool, &chosen[1]).in_flight, 1);
     pool.end(1);
     assert!(idle(&pool));
@@ -184,8 +184,8 @@ fn an_endpoint_that_goes_takes_its_leases_and_prefixes_along() {
     assert!(pool.end(2) && !pool.end(1) && pool.end(0));
     assert!(idle(&pool));
     pool.set_endpoints(&addresses(3)).unwrap();
-    let blocks: Vec<usize> = pool.loads().iter().map(|load| load.index_blocks).collect();
-    assert_eq!(blocks, [4, 0, 4], "the one that came back is empty");
+    let tokens: Vec<u64> = pool.loads().iter().map(|load| load.index_tokens).collect();
+    assert_eq!(tokens, [64, 0, 64], "the one that came back is empty");
 }
 
 #[test]

@@ -9,7 +9,8 @@ use std::num::NonZeroU32;
 pub struct Config {
     /// Largest body read, in bytes; a larger one is answered 413. Envoy's buffer limit must be above it.
     pub max_body_bytes: usize,
-    /// Size of a prefix block, in tokens: the engine's block size or a multiple of it.
+    /// Size of the smallest prefix block, in tokens: the engine's block size or a multiple of it. Blocks grow with what
+    /// precedes them, see [`crate::block`].
     pub block_tokens: NonZeroU32,
     /// Bytes of prompt per token, for estimates: 4 suits English text in most vocabularies.
     pub bytes_per_token: NonZeroU32,
@@ -26,8 +27,8 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Bytes of one block.
-    pub(super) fn block_bytes(&self) -> usize {
+    /// Bytes of a unit.
+    pub(super) fn unit_bytes(&self) -> usize {
         self.block_tokens.get().saturating_mul(self.bytes_per_token.get()) as usize
     }
 }

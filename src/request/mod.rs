@@ -122,6 +122,8 @@ pub struct Facts {
     pub stream: bool,
     /// Estimate of the prompt, in tokens: its bytes, templated, by `bytes_per_token`.
     pub prompt_tokens: u32,
+    /// The prompt in units of prefix blocks, one begun counted whole: what share of it blocks are. See [`crate::block`].
+    pub prompt_units: u32,
     /// The most output tokens the client allows over all choices; `None` when it set no bound.
     pub max_output_tokens: Option<u32>,
 }
@@ -163,18 +165,19 @@ pub fn read<'a>(dialect: Dialect, body: &'a [u8], config: &Config) -> Result<Rea
     let seed = body.seed(model.as_deref());
     let stream = body.stream;
     let prompt = body.into_prompt(dialect);
-    let mut blocks = Blocks::new(&seed, config.block_bytes(), config.max_blocks);
+    let mut blocks = Blocks::new(&seed, config.unit_bytes(), config.max_blocks);
     for segment in &prompt {
         segment.feed(&mut blocks);
     }
     let (hashes, bytes) = blocks.finish();
-    let tokens = bytes.div_ceil(config.bytes_per_token.get() as usize);
+    let count = |unit: usize| u32::try_from(bytes.div_ceil(unit)).unwrap_or(u32::MAX);
     Ok(Reading {
         facts: Facts {
             dialect,
             model,
             stream,
-            prompt_tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
+            prompt_tokens: count(config.bytes_per_token.get() as usize),
+            prompt_units: count(config.unit_bytes()),
             max_output_tokens,
         },
         prompt,

@@ -255,6 +255,7 @@ impl Pick {
             pool: name.to_owned(),
             lease: asking.lease.id,
             prompt_tokens: asking.facts.prompt_tokens,
+            prompt_units: asking.facts.prompt_units,
             output_tokens: asking.facts.max_output_tokens.unwrap_or(0),
             stream: asking.facts.stream,
             blocks: wire::Blocks(std::mem::take(&mut asking.blocks)),
@@ -325,7 +326,7 @@ impl Pick {
                 Peers::tell(host, queue, &message);
             }
             for (lease, endpoint, queued_tokens) in pool.booked() {
-                let demand = Demand { prompt_tokens: queued_tokens, output_tokens: 0, stream: true };
+                let demand = Demand { prompt_tokens: queued_tokens, stream: true, ..Demand::default() };
                 let message = Message::booked(at as u16, lease, endpoint, &Ask { blocks: &[], demand });
                 Peers::tell(host, queue, &message);
             }

@@ -64,6 +64,7 @@ impl Message {
                 bytes.extend(pool.to_le_bytes());
                 bytes.extend(lease.to_le_bytes());
                 bytes.extend(demand.prompt_tokens.to_le_bytes());
+                bytes.extend(demand.prompt_units.to_le_bytes());
                 bytes.extend(demand.output_tokens.to_le_bytes());
                 bytes.push(u8::from(demand.stream));
                 text(&mut bytes, endpoint);
@@ -100,6 +101,7 @@ impl Message {
                 lease: LeaseId::from_le_bytes(rest.take()?),
                 demand: Demand {
                     prompt_tokens: u32::from_le_bytes(rest.take()?),
+                    prompt_units: u32::from_le_bytes(rest.take()?),
                     output_tokens: u32::from_le_bytes(rest.take()?),
                     stream: rest.take()? == [1],
                 },
@@ -267,7 +269,7 @@ mod tests {
                 pool: 3,
                 lease: 9,
                 endpoint: endpoint.clone(),
-                demand: Demand { prompt_tokens: 7, output_tokens: 8, stream: true },
+                demand: Demand { prompt_tokens: 7, prompt_units: 1, output_tokens: 8, stream: true },
                 blocks,
             },
             Message::FirstToken { pool: 3, lease: u64::MAX, served: endpoint },

@@ -15,7 +15,7 @@ fn with_scorer(cluster: &str) -> String {
 
 fn ask(worker: &mut Worker<Pick>, prompt: u64) -> Exchange<Pick> {
     let blocks: Vec<u64> = (0..20).map(|n| prompt * 1000 + n).collect();
-    let facts = "dialect=chat stream=0 prompt_tokens=330 model=m";
+    let facts = "dialect=chat stream=0 prompt_tokens=336 prompt_units=21 model=m";
     let state = [(wire::BLOCKS, &*wire::write_blocks(facts, &blocks))];
     worker.request(&[(wire::DESTINATION, "6.6.6.6:6")], &state, false)
 }
@@ -49,7 +49,7 @@ fn alone_it_chooses_keeps_to_the_prefix_and_leaves_no_lease() {
             .see()
             .state(wire::PICK)
             .unwrap()
-            .contains("by=local policy=least_prefill prompt_tokens=330 cached_tokens=0")
+            .contains("by=local policy=least_prefill prompt_tokens=336 cached_tokens=0")
     );
     assert_eq!(leases(&mut worker), 1);
     serve(&mut worker, first, &order[0]);
@@ -107,7 +107,7 @@ fn the_scorers_choice_is_followed_and_its_lease_ended() {
     let call = exchange.see().calls().remove(0);
     assert_eq!((call.cluster.as_str(), call.path.as_str()), ("scorer", wire::RESERVE_PATH));
     let request: Reserve = serde_json::from_slice(&call.body).unwrap();
-    assert_eq!((request.pool.as_str(), request.prompt_tokens, request.blocks.0.len()), ("p", 330, 20));
+    assert_eq!((request.pool.as_str(), request.prompt_tokens, request.blocks.0.len()), ("p", 336, 20));
     worker.reply(&mut exchange, &SCORER_200, &reserved(&["10.0.0.2:1", "10.0.0.3:1"]));
     assert!(!exchange.held());
     assert_eq!(destination(&exchange), ["10.0.0.2:1", "10.0.0.3:1"]);

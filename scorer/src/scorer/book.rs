@@ -54,8 +54,8 @@ impl Scorer {
         let place = pools.of_name(&ask.pool).ok_or_else(|| Refused::UnknownPool(ask.pool.clone()))?;
         let (name, pool) = pools.get(place).ok_or_else(|| Refused::UnknownPool(ask.pool.clone()))?;
         self.metrics.expired(name, pool.expire(now));
-        let Reserve { prompt_tokens, output_tokens, stream, .. } = *ask;
-        let demand = Demand { prompt_tokens, output_tokens, stream };
+        let Reserve { prompt_tokens, prompt_units, output_tokens, stream, .. } = *ask;
+        let demand = Demand { prompt_tokens, prompt_units, output_tokens, stream };
         let choice = pool
             .reserve(ask.lease, &Ask { blocks: &ask.blocks.0, demand }, now)
             .ok_or_else(|| Refused::NoEndpoint(ask.pool.clone()))?;
@@ -142,7 +142,16 @@ mod tests {
     fn reserve(pool: &str) -> Reserve {
         let events = vec![Event::End { pool: "a".into(), lease: 1 }];
         let (pool, blocks) = (pool.to_owned(), Blocks::default());
-        Reserve { pool, lease: 2, prompt_tokens: 10, output_tokens: 0, stream: true, blocks, events }
+        Reserve {
+            pool,
+            lease: 2,
+            prompt_tokens: 10,
+            prompt_units: 1,
+            output_tokens: 0,
+            stream: true,
+            blocks,
+            events,
+        }
     }
 
     #[test]

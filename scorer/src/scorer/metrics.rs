@@ -91,9 +91,9 @@ impl Metrics {
             "Uncached prompt tokens of requests whose first token has not come.",
             &of_endpoint,
         )?;
-        let blocks = gauge(
-            "weir_scorer_endpoint_index_blocks",
-            "Prefix blocks believed to be in the endpoint's cache.",
+        let cached = gauge(
+            "weir_scorer_endpoint_index_tokens",
+            "Tokens of prefixes believed to be in the endpoint's cache.",
             &of_endpoint,
         )?;
         for pool in loads {
@@ -103,7 +103,7 @@ impl Metrics {
                 let labels = [&pool.name, &endpoint.address];
                 in_flight.with_label_values(&labels).set(i64::from(endpoint.in_flight));
                 queued.with_label_values(&labels).set(number(endpoint.queued_tokens));
-                blocks.with_label_values(&labels).set(number(endpoint.index_blocks as u64));
+                cached.with_label_values(&labels).set(number(endpoint.index_tokens));
             }
         }
         let mut families = self.registry.gather();
