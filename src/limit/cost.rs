@@ -146,6 +146,8 @@ pub enum Outcome {
     Nothing,
     /// The engine's count.
     Used(Usage),
+    /// The engine's count so far, of an answer that broke off.
+    Cut(Usage),
     /// No count: the prompt, and so many tokens that were delivered.
     Delivered(u64),
     /// No count, and the answer could not be read.
@@ -159,7 +161,7 @@ impl Outcome {
         match report.usage {
             Some(usage) if report.status == Status::Complete => Self::Used(usage),
             // Cut off: the engine's last word may be older than the last token.
-            Some(usage) => Self::Used(Usage { output: usage.output.max(report.deltas), ..usage }),
+            Some(usage) => Self::Cut(Usage { output: usage.output.max(report.deltas), ..usage }),
             None if report.deltas > 0 => Self::Delivered(report.deltas),
             None if status >= 400 || report.error.is_some() => Self::Nothing,
             None if plain => Self::Delivered(0),
@@ -238,6 +240,7 @@ impl Cost {
         match outcome {
             Outcome::Nothing => (0, false),
             Outcome::Used(usage) => (weights.cost(usage), false),
+            Outcome::Cut(usage) => (weights.cost(usage), true),
             Outcome::Delivered(output) => {
                 (weights.cost(&Usage { input, output: *output, ..Usage::default() }), true)
             }

@@ -329,7 +329,7 @@ fn outcomes_follow_the_answer() {
     let complete = report(Some(usage), Status::Complete, 9);
     assert_eq!(outcome(&complete, 200, true), Outcome::Used(usage));
     let partial = report(Some(usage), Status::Partial, 9);
-    assert_eq!(outcome(&partial, 200, true), Outcome::Used(Usage { output: 9, ..usage }));
+    assert_eq!(outcome(&partial, 200, true), Outcome::Cut(Usage { output: 9, ..usage }));
     let missing = |deltas| report(None, Status::Missing, deltas);
     assert_eq!(outcome(&missing(4), 200, true), Outcome::Delivered(4));
     assert_eq!(outcome(&missing(0), 200, true), Outcome::Delivered(0));
