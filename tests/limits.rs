@@ -96,7 +96,7 @@ async fn of_fifty_at_once_ten_get_through_and_are_charged_what_they_used() {
         wait_until("the access log", SOON, async || gateway.access_log().len() == 50).await.unwrap();
         let charged = stat(&gateway, "charged_tokens_total").await;
         assert_eq!(charged, used(&gateway), "chain: {chain}");
-        assert_eq!(charged, 1000, "every one used what was estimated");
+        assert!((900..=1000).contains(&charged), "chain: {chain}: {charged}");
         assert_eq!(stat(&gateway, "limited_total").await, 40);
         // Another key is another count.
         let mut small = chat(MODELS[0], "hi", 1);

@@ -60,7 +60,7 @@ pub enum Verdict {
     /// It goes on.
     Admitted(Admitted),
     /// It does not.
-    Denied(Denied),
+    Denied(Box<Denied>),
 }
 
 /// A request that was admitted.
@@ -202,7 +202,7 @@ impl Limits {
         let tokens = |hold: &Hold| Some((self.rules.get(hold.rule)?.tokens()?, hold.rule));
         if let Some(((most, secs), rule)) = holds.iter().filter_map(tokens).min() {
             if estimate.firm > most {
-                return Verdict::Denied(self.too_large(rule, most, secs, &estimate));
+                return Verdict::Denied(Box::new(self.too_large(rule, most, secs, &estimate)));
             }
             estimate.cost = estimate.cost.min(most);
         }
@@ -247,31 +247,34 @@ impl Limits {
     }
 
     /// Charges in all limits, or in none. All are looked at before the first is written, so a request that is refused
-    /// usually writes nothing; if one fills up meanwhile, what was written is taken back.
+    /// usually writes nothing; if one fills up meanwhile, what was written is taken back. One alone need not be
+    /// looked at twice.
     fn charge_all(
         &self,
         store: &dyn Store,
         holds: &[Hold],
         cost: u64,
         now: Instant,
-    ) -> Result<Vec<Charged>, Denied> {
+    ) -> Result<Vec<Charged>, Box<Denied>> {
         let mut found = Vec::with_capacity(holds.len());
         let mut denied: Option<Denied> = None;
         for hold in holds {
             let Some(rule) = self.rules.get(hold.rule) else { continue };
             let name = place(rule, hold.key);
             let stored = store.get(&name);
-            if let Some(block) = open(stored.as_ref(), hold.key, rule, now).account.block(rule, cost, now) {
+            if holds.len() > 1 {
                 let book = open(stored.as_ref(), hold.key, rule, now);
-                let next = Denied::new(hold.rule, rule, &block, &book, cost, now);
-                if denied.as_ref().is_none_or(|denied| denied.wait < next.wait) {
-                    denied = Some(next);
-                }
+                let next = book.account.block(rule, cost, now);
+                let next = next.map(|block| Denied::new(hold.rule, rule, &block, &book, cost, now));
+                denied = match (denied, next) {
+                    (Some(denied), Some(next)) if denied.wait < next.wait => Some(next),
+                    (denied, next) => denied.or(next),
+                };
             }
             found.push((*hold, rule, name, stored));
         }
         if let Some(denied) = denied {
-            return Err(denied);
+            return Err(Box::new(denied));
         }
         let mut charged = Vec::with_capacity(found.len());
         for (hold, rule, name, stored) in found {
@@ -345,11 +348,11 @@ fn charge(
     mut stored: Option<(Vec<u8>, u32)>,
     cost: u64,
     now: Instant,
-) -> Result<Charged, Denied> {
+) -> Result<Charged, Box<Denied>> {
     for _ in 0..TRIES {
         let mut book = open(stored.as_ref(), hold.key, rule, now);
         if let Some(block) = book.account.block(rule, cost, now) {
-            return Err(Denied::new(hold.rule, rule, &block, &book, cost, now));
+            return Err(Box::new(Denied::new(hold.rule, rule, &block, &book, cost, now)));
         }
         book.account.reserve(rule, cost, now);
         let tokens = book.account.standing(rule, Unit::Tokens, now);
@@ -360,7 +363,7 @@ fn charge(
         }
         stored = store.get(name);
     }
-    Err(Denied {
+    Err(Box::new(Denied {
         rule: hold.rule,
         limit: rule.name.clone(),
         reason: Reason::Contended,
@@ -369,7 +372,7 @@ fn charge(
         cost,
         tokens: None,
         requests: None,
-    })
+    }))
 }
 
 impl Denied {

@@ -8,10 +8,12 @@ use std::collections::HashMap;
 #[cfg(target_arch = "wasm32")]
 use wasm_bindgen_test::wasm_bindgen_test as test;
 
+type Values = HashMap<String, (Vec<u8>, u32)>;
+
 /// A store in memory; every so many writes another one comes first.
 #[derive(Default)]
 struct Memory {
-    values: RefCell<HashMap<String, (Vec<u8>, u32)>>,
+    values: RefCell<Values>,
     writes: Cell<u32>,
     disturb: Cell<u32>,
 }
@@ -61,7 +63,7 @@ fn admitted(verdict: Verdict) -> Admitted {
     }
 }
 
-fn denied(verdict: Verdict) -> Denied {
+fn denied(verdict: Verdict) -> Box<Denied> {
     match verdict {
         Verdict::Denied(denied) => denied,
         other => panic!("{other:?}"),
@@ -538,7 +540,7 @@ fn over_a_day_of_random_traffic_no_window_is_exceeded_and_nothing_stays_reserved
 fn threads_that_share_a_store_lose_no_update() {
     use std::sync::Mutex;
     #[derive(Default)]
-    struct Shared(Mutex<(HashMap<String, (Vec<u8>, u32)>, u32)>);
+    struct Shared(Mutex<(Values, u32)>);
     impl Store for Shared {
         fn get(&self, name: &str) -> Option<(Vec<u8>, u32)> {
             self.0.lock().unwrap().0.get(name).cloned()
@@ -568,7 +570,9 @@ fn threads_that_share_a_store_lose_no_update() {
         }
         let admitted = tickets.len();
         all_asked.wait();
-        tickets.into_iter().for_each(|ticket| drop(limits.settle(&store, ticket, &used(10, 7), secs(2))));
+        for ticket in tickets {
+            limits.settle(&store, ticket, &used(10, 7), secs(2));
+        }
         admitted
     };
     let admitted: usize = std::thread::scope(|scope| {

@@ -68,19 +68,19 @@ fn workers_share_the_count_and_the_client_is_told_how_it_stands() {
 fn what_is_charged_follows_how_the_answer_ended() {
     let json = |status| [(":status", status), ("content-type", "application/json")];
     let complete = "status=complete input=40 cached=0 output=9 reasoning=0";
-    let cases: [(&[(&str, &str)], &str, u64); 7] = [
-        (&SSE, complete, 49),
-        (&SSE, "status=partial input=40 cached=0 output=1 reasoning=0 deltas=8", 48),
-        (&SSE, "status=missing deltas=7", 47),
-        (&SSE, "status=missing", 40),
-        (&json("200"), complete, 49),
-        (&json("503"), "status=missing", 0),
-        (&json("400"), "status=missing error=invalid", 0),
+    let cases = [
+        (SSE, complete, 49),
+        (SSE, "status=partial input=40 cached=0 output=1 reasoning=0 deltas=8", 48),
+        (SSE, "status=missing deltas=7", 47),
+        (SSE, "status=missing", 40),
+        (json("200"), complete, 49),
+        (json("503"), "status=missing", 0),
+        (json("400"), "status=missing error=invalid", 0),
     ];
     for (answer, usage, cost) in cases {
         for late in [false, true] {
             let mut worker = Worker::<Limit>::new(CONFIG);
-            let line = charged(&mut worker, answer, usage, late);
+            let line = charged(&mut worker, &answer, usage, late);
             assert_eq!(line.contains("charged="), !late, "{line}");
             assert_eq!(metric(worker.world(), "charged_tokens_total"), cost, "{usage}, late: {late}");
             let estimated = u64::from(!usage.contains("complete") && cost > 0);
