@@ -118,6 +118,7 @@ impl Cells {
 
     /// Appends the cells as bytes: their number, the youngest, then from young to old the distance and the amount.
     pub fn write(&self, to: &mut Vec<u8>) {
+        to.reserve(16 + 5 * self.0.len());
         write_number(to, self.0.len() as u64);
         let mut before = None;
         for (cell, amount) in self.0.iter().rev() {
@@ -159,13 +160,16 @@ pub(super) fn write_number(to: &mut Vec<u8>, mut number: u64) {
 
 /// Takes a number off the front of bytes.
 pub(super) fn read_number(from: &mut &[u8]) -> Option<u64> {
-    let mut number = 0;
-    for shift in (0..64).step_by(7) {
-        let (byte, rest) = from.split_first()?;
-        *from = rest;
+    let (mut number, mut shift) = (0, 0);
+    for (at, byte) in from.iter().enumerate() {
         number |= u64::from(byte & 0x7f) << shift;
         if byte & 0x80 == 0 {
+            *from = from.get(at + 1..)?;
             return Some(number);
+        }
+        shift += 7;
+        if shift > 63 {
+            return None;
         }
     }
     None
