@@ -5,7 +5,7 @@
 //! wall clock. `retry-after` is in whole seconds, rounded up: after it the request is admitted, if nothing else came.
 
 use super::account::Standing;
-use super::{Admitted, Denied, Reason};
+use super::verdict::{Admitted, Denied, Reason};
 use crate::request::{Dialect, Refusal};
 use serde_json::json;
 use std::time::Duration;

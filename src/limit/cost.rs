@@ -11,10 +11,10 @@
 //!
 //! **The estimate** is the prompt, by its size and by how that has compared to what engines counted for this model, none of
 //! it cached; and the output, by the client's bound (`max_tokens`), as OpenAI's and Anthropic's limits have it. Without a
-//! bound it is what answers of this model usually come to, mean + 2 mean deviations (Jacobson's estimator of round-trip
-//! times, 1988), and `output_tokens` until one was seen. An estimate without a bound may be wrong by much, so it
+//! bound it is what answers of this model usually come to (`usual.rs`), and `output_tokens` until one was seen. An estimate without a bound may be wrong by much, so it
 //! never makes a request too large: it is cut to what the limits allow.
 
+use super::usual::Usual;
 use crate::invalid::Invalid;
 use crate::request::Facts;
 use crate::response::{Report, Status, Usage};
@@ -174,19 +174,7 @@ impl Outcome {
 #[derive(Debug)]
 pub struct Cost {
     config: Config,
-    usual: BTreeMap<String, Usual>,
-}
-
-/// Most models that are learned; the others go by the configured numbers.
-const MOST_MODELS: usize = 256;
-
-/// What is learned of a model, in thousandths: output tokens, how far off they are, and the engine's count of a
-/// prompt by our estimate.
-#[derive(Clone, Copy, Debug)]
-struct Usual {
-    output: u64,
-    deviation: u64,
-    ratio: u64,
+    usual: Usual,
 }
 
 impl Cost {
@@ -198,7 +186,7 @@ impl Cost {
                 "empty; name a model, or the beginning of names with `*`",
             ));
         }
-        Ok(Self { config, usual: BTreeMap::new() })
+        Ok(Self { config, usual: Usual::default() })
     }
 
     /// The weights of a model.
@@ -212,13 +200,10 @@ impl Cost {
 
     /// What a request may cost.
     pub fn estimate(&self, facts: &Facts) -> Estimate {
-        let usual = facts.model.as_ref().and_then(|model| self.usual.get(model));
-        let ratio = usual.map_or(1_000, |usual| usual.ratio);
-        let input = u64::from(facts.prompt_tokens).saturating_mul(ratio).div_ceil(1_000);
-        let expected = usual.map_or(u64::from(self.config.output_tokens.get()), |usual| {
-            usual.output.saturating_add(2 * usual.deviation).div_ceil(1_000)
-        });
-        let weights = self.weights(facts.model.as_deref());
+        let model = facts.model.as_deref();
+        let input = self.usual.input(model, facts.prompt_tokens);
+        let expected = self.usual.output(model).unwrap_or(u64::from(self.config.output_tokens.get()));
+        let weights = self.weights(model);
         let prompt = weights.most(input, 0);
         let (output, firm) = match (facts.max_output_tokens.map(u64::from), self.config.reserve) {
             (Some(bound), Reserve::Bound) => (bound, weights.most(input, bound)),
@@ -250,36 +235,7 @@ impl Cost {
 
     /// Learns from an answer that came to its end.
     pub(super) fn learn(&mut self, model: &str, prompt_tokens: u32, usage: &Usage) {
-        const MOST_TOKENS: u64 = 1 << 32;
-        if self.usual.len() >= MOST_MODELS && !self.usual.contains_key(model) {
-            return;
-        }
-        let output = usage.output.min(MOST_TOKENS) * 1_000;
-        let ratio = match u64::from(prompt_tokens) {
-            0 => 1_000,
-            estimated => (usage.input.min(MOST_TOKENS) * 1_000 / estimated).clamp(250, 4_000),
-        };
-        match self.usual.get_mut(model) {
-            Some(usual) => {
-                let off = output.abs_diff(usual.output);
-                usual.output = toward(usual.output, output, 8);
-                usual.deviation = toward(usual.deviation, off, 4);
-                usual.ratio = toward(usual.ratio, ratio, 8);
-            }
-            None => {
-                let first = Usual { output, deviation: output / 2, ratio };
-                self.usual.insert(model.to_owned(), first);
-            }
-        }
-    }
-}
-
-/// A step of one `part`-th from an average to a sample.
-fn toward(average: u64, sample: u64, part: u64) -> u64 {
-    if sample > average {
-        average + (sample - average).div_ceil(part)
-    } else {
-        average - (average - sample) / part
+        self.usual.learn(model, prompt_tokens, usage);
     }
 }
 

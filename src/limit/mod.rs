@@ -18,6 +18,8 @@ mod book;
 mod cost;
 mod key;
 mod rule;
+mod usual;
+mod verdict;
 mod window;
 
 pub use account::Standing;
@@ -25,15 +27,14 @@ pub use answer::Answer;
 pub use cost::{Config as CostConfig, Cost, Estimate, Outcome, Reserve, Weight, Weights};
 pub use key::{Asked, Identity, Part};
 pub use rule::{Config, Limit, Quantity, Unit, When};
+pub use verdict::{Admitted, Charge, Denied, Reason, Ticket, Verdict};
 pub use window::{CELLS, Cells, Span};
 
 use crate::instant::Instant;
 use crate::invalid::Invalid;
-use crate::request::Facts;
-use account::Block;
 use book::Book;
 use rule::Rule;
-use std::time::Duration;
+use verdict::Hold;
 
 /// Versioned bytes by name, shared by all who count together.
 pub trait Store {
@@ -50,111 +51,6 @@ pub struct Limits {
     cost: Cost,
     identity: Identity,
     seed: u64,
-}
-
-/// What becomes of a request.
-#[derive(Debug)]
-pub enum Verdict {
-    /// No limit is for it.
-    Unlimited,
-    /// It goes on.
-    Admitted(Admitted),
-    /// It does not.
-    Denied(Box<Denied>),
-}
-
-/// A request that was admitted.
-#[derive(Debug)]
-pub struct Admitted {
-    /// To be settled when the request is over.
-    pub ticket: Ticket,
-    /// What is left of the tokens that will be used up first.
-    pub tokens: Option<Standing>,
-    /// What is left of the requests that will be used up first.
-    pub requests: Option<Standing>,
-    /// Keys in use that had to be forgotten.
-    pub evicted: u32,
-}
-
-/// What was charged in advance. It is settled once, by being given away.
-#[derive(Debug)]
-#[must_use = "what is never settled stays charged"]
-pub struct Ticket {
-    holds: Vec<Hold>,
-    at: Instant,
-    /// Thousandths of a token.
-    reserved: u64,
-    /// Prompt tokens, as estimated.
-    input: u64,
-    prompt_tokens: u32,
-    model: Option<String>,
-}
-
-impl Ticket {
-    /// The limits that hold it, by their places in the configuration.
-    pub fn limits(&self) -> impl Iterator<Item = usize> {
-        self.holds.iter().map(|hold| hold.rule)
-    }
-
-    /// What was charged in advance, in thousandths of a token.
-    pub fn reserved(&self) -> u64 {
-        self.reserved
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Hold {
-    rule: usize,
-    key: u64,
-}
-
-/// A request that was not admitted.
-#[derive(Clone, Debug)]
-pub struct Denied {
-    /// The limit that keeps it out longest, by its place in the configuration.
-    pub rule: usize,
-    /// Its name.
-    pub limit: String,
-    /// Why.
-    pub reason: Reason,
-    /// When to try again.
-    pub wait: Duration,
-    /// What the limit allows, in words.
-    allows: String,
-    /// What the request may cost, in thousandths of a token.
-    cost: u64,
-    tokens: Option<Standing>,
-    requests: Option<Standing>,
-}
-
-/// Why a request was not admitted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
-    /// It would never be.
-    TooLarge,
-    /// A window is full.
-    Full {
-        /// What it counts.
-        unit: Unit,
-    },
-    /// A quota is used up.
-    Quota {
-        /// What it counts.
-        unit: Unit,
-    },
-    /// The key has too many requests in flight.
-    Crowded,
-    /// Others wrote the count each time that this one was about to.
-    Contended,
-}
-
-/// What a request was charged in the end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Charge {
-    /// Thousandths of a token.
-    pub cost: u64,
-    /// It is an estimate: the engine did not say.
-    pub estimated: bool,
 }
 
 /// How often a change is done over. Each time another one has succeeded; so many in a row do not happen.
@@ -200,9 +96,10 @@ impl Limits {
         }
         let mut estimate = self.cost.estimate(asked.facts);
         let tokens = |hold: &Hold| Some((self.rules.get(hold.rule)?.tokens()?, hold.rule));
-        if let Some(((most, secs), rule)) = holds.iter().filter_map(tokens).min() {
+        if let Some(((most, secs), at)) = holds.iter().filter_map(tokens).min() {
             if estimate.firm > most {
-                return Verdict::Denied(Box::new(self.too_large(rule, most, secs, &estimate)));
+                let name = self.rules.get(at).map_or("", |rule| &rule.name);
+                return Verdict::Denied(Box::new(Denied::too_large(at, name, most, secs, estimate.firm)));
             }
             estimate.cost = estimate.cost.min(most);
         }
@@ -212,19 +109,8 @@ impl Limits {
                 tokens: first_to_end(charged.iter().filter_map(|charged| charged.tokens)),
                 requests: first_to_end(charged.iter().filter_map(|charged| charged.requests)),
                 evicted: charged.iter().map(|charged| u32::from(charged.evicted)).sum(),
-                ticket: self.ticket(holds, &estimate, asked.facts, now),
+                ticket: Ticket::new(holds, &estimate, asked.facts, now),
             }),
-        }
-    }
-
-    fn ticket(&self, holds: Vec<Hold>, estimate: &Estimate, facts: &Facts, at: Instant) -> Ticket {
-        Ticket {
-            holds,
-            at,
-            reserved: estimate.cost,
-            input: estimate.input,
-            prompt_tokens: facts.prompt_tokens,
-            model: facts.model.clone(),
         }
     }
 
@@ -307,19 +193,6 @@ impl Limits {
             }
         }
     }
-
-    fn too_large(&self, at: usize, most: u64, secs: u32, estimate: &Estimate) -> Denied {
-        Denied {
-            rule: at,
-            limit: self.rules.get(at).map_or_else(String::new, |rule| rule.name.clone()),
-            reason: Reason::TooLarge,
-            wait: Duration::ZERO,
-            allows: format!("{} tokens in {secs} s", most / cost::TOKEN),
-            cost: estimate.firm,
-            tokens: None,
-            requests: None,
-        }
-    }
 }
 
 /// What was charged in one limit.
@@ -363,43 +236,7 @@ fn charge(
         }
         stored = store.get(name);
     }
-    Err(Box::new(Denied {
-        rule: hold.rule,
-        limit: rule.name.clone(),
-        reason: Reason::Contended,
-        wait: Duration::from_secs(1),
-        allows: String::new(),
-        cost,
-        tokens: None,
-        requests: None,
-    }))
-}
-
-impl Denied {
-    fn new(at: usize, rule: &Rule, block: &Block, book: &Book<'_>, cost: u64, now: Instant) -> Self {
-        let window = block.window.and_then(|window| rule.windows.get(window));
-        let (reason, allows) = match window {
-            Some(window) => {
-                let unit = window.unit;
-                let allows = format!("{} {} in {} s", window.limit / unit.scale(), unit.name(), window.secs);
-                (if window.quota { Reason::Quota { unit } } else { Reason::Full { unit } }, allows)
-            }
-            None => {
-                let most = rule.max_in_flight.map_or(0, std::num::NonZeroU32::get);
-                (Reason::Crowded, format!("{most} requests at once"))
-            }
-        };
-        Self {
-            rule: at,
-            limit: rule.name.clone(),
-            reason,
-            wait: block.wait,
-            allows,
-            cost,
-            tokens: book.account.standing(rule, Unit::Tokens, now),
-            requests: book.account.standing(rule, Unit::Requests, now),
-        }
-    }
+    Err(Box::new(Denied::contended(hold.rule, rule, cost)))
 }
 
 fn first_to_end(standings: impl Iterator<Item = Standing>) -> Option<Standing> {

@@ -1,10 +1,11 @@
 use super::*;
 use crate::invalid;
 use crate::random::Random;
-use crate::request::Dialect;
+use crate::request::{Dialect, Facts};
 use crate::response::{Report, Status, Usage};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::time::Duration;
 #[cfg(target_arch = "wasm32")]
 use wasm_bindgen_test::wasm_bindgen_test as test;
 
