@@ -52,6 +52,7 @@ impl Usual {
             0 => 1_000,
             estimated => (usage.input.min(MOST_TOKENS) * 1_000 / estimated).clamp(250, 4_000),
         };
+        let room = self.0.len() < MOST_MODELS;
         match self.0.get_mut(model) {
             Some(model) => {
                 let off = output.abs_diff(model.output);
@@ -59,7 +60,7 @@ impl Usual {
                 model.deviation = toward(model.deviation, off, 4);
                 model.ratio = toward(model.ratio, ratio, 8);
             }
-            None if self.0.len() < MOST_MODELS => {
+            None if room => {
                 self.0.insert(model.to_owned(), Model { output, deviation: output / 2, ratio });
             }
             None => {}
