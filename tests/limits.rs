@@ -99,10 +99,8 @@ async fn of_fifty_at_once_ten_get_through_and_are_charged_what_they_used() {
         assert!((900..=1000).contains(&charged), "chain: {chain}: {charged}");
         assert_eq!(stat(&gateway, "limited_total").await, 40);
         // Another key is another count.
-        let mut small = chat(MODELS[0], "hi", 1);
-        small["stream"] = false.into();
-        assert_eq!(send(&gateway, CHAT, "k", &small).await.status(), 429);
-        assert_eq!(send(&gateway, CHAT, "other", &small).await.status(), 200);
+        assert_eq!(send(&gateway, CHAT, "k", &hundred(50)).await.status(), 429);
+        assert_eq!(send(&gateway, CHAT, "other", &hundred(51)).await.status(), 200);
     }
 }
 

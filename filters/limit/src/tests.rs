@@ -172,3 +172,13 @@ fn an_address_is_the_client_as_envoy_sees_it() {
     assert_eq!(held, [false, true, false, false, true]);
     worker.world().pass(Duration::from_secs(62));
 }
+
+#[test]
+fn what_the_documentation_shows_is_right() {
+    let text = include_str!("../../../docs/limits.md");
+    let (_, json) = text.split_once("```json\n").unwrap();
+    let config = read(json.split_once("```").unwrap().0.as_bytes()).unwrap();
+    assert_eq!(config.limits.len(), 3);
+    let wrong = read(br#"{"limits":[{"name":"l","windows":[{"tokens":1,"per_m":1}]}]}"#).unwrap_err();
+    assert!(wrong.to_string().starts_with("limits[0].windows[0].per_m: unknown field"), "{wrong}");
+}
