@@ -6,6 +6,7 @@
 //! | [`block`] | where the prompt is cut into chained prefix blocks |
 //! | [`response`] | what an answer used, when its first token came, how it ended |
 //! | [`pool`] | who is loaded with what, who holds which prefix, who gets the next request |
+//! | [`limit`] | whether a request may be admitted, and what it is charged |
 //! | [`policy`] | how candidates are scored and picked |
 //! | [`wire`] | every name and message that two processes must agree on |
 //!
@@ -16,6 +17,7 @@
 pub mod block;
 pub mod instant;
 pub mod invalid;
+pub mod limit;
 pub mod policy;
 pub mod pool;
 pub mod random;

@@ -53,6 +53,8 @@ pub const FACTS: &str = "weir.facts";
 pub const BLOCKS: &str = "weir.blocks";
 /// Filter state: what was chosen and why (`pick` writes).
 pub const PICK: &str = "weir.pick";
+/// Filter state: whether the request was admitted, and what it was charged (`limit` writes).
+pub const LIMIT: &str = "weir.limit";
 /// Filter state: what the answer used (`meter` writes).
 pub const USAGE: &str = "weir.usage";
 
@@ -248,7 +250,9 @@ pub fn write_usage(report: &Report, ttft_ms: Option<f64>, tpot_ms: Option<f64>) 
     if let Some(usage) = report.usage {
         let Usage { input, cached, output, reasoning } = usage;
         let _ = write!(line, " input={input} cached={cached} output={output} reasoning={reasoning}");
-    } else if report.status == Status::Missing && report.deltas > 0 {
+    }
+    // Without the engine's last word, what was delivered counts.
+    if report.status != Status::Complete && report.deltas > 0 {
         let _ = write!(line, " deltas={}", report.deltas);
     }
     for (name, ms) in [("ttft_ms", ttft_ms), ("tpot_ms", tpot_ms)] {
@@ -264,11 +268,50 @@ pub fn write_usage(report: &Report, ttft_ms: Option<f64>, tpot_ms: Option<f64>) 
     line
 }
 
+/// Usage from filter state; the times are left out.
+pub fn read_usage(line: &str) -> Option<Report> {
+    let mut report = Report { usage: None, status: Status::Missing, finish: None, error: None, deltas: 0 };
+    let mut usage = Usage::default();
+    for field in line.split(' ') {
+        match field.split_once('=')? {
+            ("status", name) => report.status = Status::of_name(name)?,
+            ("input", n) => usage.input = n.parse().ok()?,
+            ("cached", n) => usage.cached = n.parse().ok()?,
+            ("output", n) => usage.output = n.parse().ok()?,
+            ("reasoning", n) => usage.reasoning = n.parse().ok()?,
+            ("deltas", n) => report.deltas = n.parse().ok()?,
+            ("finish", word) => report.finish = Some(word.to_owned()),
+            ("error", word) => report.error = Some(word.to_owned()),
+            _ => {}
+        }
+    }
+    if report.status != Status::Missing {
+        report.usage = Some(usage);
+    }
+    Some(report)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     #[cfg(target_arch = "wasm32")]
     use wasm_bindgen_test::wasm_bindgen_test as test;
+
+    #[test]
+    fn usage_survives_the_way() {
+        let usage = Some(Usage { input: 9, cached: 4, output: 3, reasoning: 1 });
+        for (usage, status, deltas) in [
+            (usage, Status::Complete, 0),
+            (usage, Status::Partial, 7),
+            (None, Status::Missing, 7),
+            (None, Status::Missing, 0),
+        ] {
+            let report =
+                Report { usage, status, finish: Some("stop".into()), error: Some("e".into()), deltas };
+            assert_eq!(read_usage(&write_usage(&report, Some(1.0), None)), Some(report));
+        }
+        assert_eq!(read_usage("nonsense"), None);
+    }
 
     #[test]
     fn facts_survive_the_way() {

@@ -119,6 +119,13 @@ fn a_misspelt_file_is_refused_with_the_path_of_the_word() {
             "timeout:",
             "documents[0].spec.pluginConfig.scorer.timeout".into(),
         ),
+        (
+            "limit.yaml",
+            "{ \"tokens\": 100000",
+            "{ \"token\": 100000",
+            "typed_config.config.configuration.value.limits[0].windows[0].token".into(),
+        ),
+        ("istio/limit.yaml", "per_s: 60", "per_m: 1", "spec.pluginConfig.limits[0].windows[0].per_m".into()),
         ("istio/extract.yaml", "max_body_bytes\"", "max\"", "configuration.value.request.max".into()),
     ];
     let directory = tempfile::tempdir().unwrap();

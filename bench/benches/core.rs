@@ -1,16 +1,19 @@
-//! What one decision of the core costs: reading a request, reading an answer, choosing an endpoint.
+//! What one decision of the core costs: reading a request, reading an answer, admitting, choosing an endpoint.
 //!
 //! Natively; in Envoy's V8 the same code takes about 1.6 times as long.
 #![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing, reason = "a benchmark")]
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::hint::black_box;
 use weir::instant::Instant;
+use weir::limit::{Asked, Limits, Outcome, Store, Verdict};
 use weir::policy::Demand;
 use weir::pool::{Ask, Config, Pool};
 use weir::random::Random;
 use weir::request::{self, Dialect};
-use weir::response::Reader;
+use weir::response::{Reader, Usage};
 use weir::wire;
 
 const NOW: Instant = Instant::from_millis(1_000);
@@ -107,5 +110,61 @@ fn choices(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, requests, answers, choices);
+/// Stored values in memory.
+#[derive(Default)]
+struct Memory(RefCell<HashMap<String, (Vec<u8>, u32)>>);
+
+impl Store for Memory {
+    fn get(&self, name: &str) -> Option<(Vec<u8>, u32)> {
+        self.0.borrow().get(name).cloned()
+    }
+
+    fn put(&self, name: &str, value: &[u8], version: Option<u32>) -> bool {
+        self.0.borrow_mut().insert(name.to_owned(), (value.to_vec(), version.unwrap_or(0) + 1));
+        true
+    }
+}
+
+/// Keys that have been used for an hour, each once in a while; the store's bytes are printed per key.
+fn limits(c: &mut Criterion) {
+    let mut group = c.benchmark_group("limit");
+    let config = |windows: &str| {
+        let json = format!(r#"{{"limits":[{{"name":"l","key":["api_key"],"windows":[{windows}]}}]}}"#);
+        weir::invalid::read::<weir::limit::Config>(json.as_bytes()).unwrap()
+    };
+    let minute = r#"{"tokens":1000000000,"per_s":60}"#;
+    let three = r#"{"tokens":1000000000,"per_s":60},{"requests":1000000,"per_s":60},{"tokens":1000000000000,"per_s":86400}"#;
+    let body = chat(1024);
+    let facts = request::read(Dialect::Chat, body.as_bytes(), &request::Config::default()).unwrap().facts;
+    for (name, windows) in [("one window", minute), ("three windows", three)] {
+        for keys in [1_usize, 100, 100_000] {
+            let (mut limits, store) = (Limits::new(&config(windows), 7).unwrap(), Memory::default());
+            let names: Vec<String> = (0..keys).map(|key| format!("Bearer key-{key}")).collect();
+            let mut life = |turn: usize| {
+                let key = names[turn.wrapping_mul(7919) % keys].as_str();
+                let header = |name: &str| (name == "authorization").then_some(key);
+                // About a thousand requests a second.
+                let now = Instant::from_nanos(1_000_000_000_000 + turn as u64 * 1_000_000);
+                let asked = Asked { facts: &facts, header: &header, address: None };
+                let Verdict::Admitted(admitted) = limits.admit(&store, &asked, now) else { return };
+                let used = Outcome::Used(Usage { input: 250, output: 9, ..Usage::default() });
+                limits.settle(&store, admitted.ticket, &used, now);
+            };
+            let warm = 300_000;
+            (0..warm).for_each(&mut life);
+            let mut turn = warm;
+            group.bench_function(BenchmarkId::new(format!("admit and settle, {name}"), keys), |b| {
+                b.iter(|| {
+                    turn += 1;
+                    life(turn);
+                });
+            });
+            let bytes: usize = store.0.borrow().values().map(|(bytes, _)| bytes.len()).sum();
+            println!("{name}, {keys} keys: {} bytes per key", bytes / keys);
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, requests, answers, limits, choices);
 criterion_main!(benches);

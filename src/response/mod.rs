@@ -50,6 +50,11 @@ impl Status {
             Self::Missing => "missing",
         }
     }
+
+    /// The status of a name.
+    pub fn of_name(name: &str) -> Option<Self> {
+        [Self::Complete, Self::Partial, Self::Missing].into_iter().find(|status| status.name() == name)
+    }
 }
 
 /// What came of the bytes just fed.

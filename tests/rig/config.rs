@@ -55,18 +55,27 @@ pub(crate) fn place(
     });
 }
 
-/// Makes the three filters one, with the same configuration.
+/// Puts `limit` behind `extract`, with a configuration of the test's.
+pub(crate) fn limit(envoy: &mut Value, mut filter: Value, config: &Value) {
+    filter_config(&mut filter, "limit", |own| *own = config.clone());
+    for filters in find_all(envoy, &is_list) {
+        filters.as_array_mut().expect("a list").insert(1, filter.clone());
+    }
+}
+
+fn is_list(value: &Value) -> bool {
+    value.as_array().is_some_and(|list| list.iter().any(|filter| filter["name"] == "extract"))
+}
+
+/// Makes the filters one, with the same configuration.
 pub(crate) fn join(envoy: &mut Value) {
     let chain = RefCell::new(json!({}));
-    for name in ["extract", "pick", "meter"] {
+    for name in ["extract", "limit", "pick", "meter"] {
         filter_config(envoy, name, |config| chain.borrow_mut()[name] = config.clone());
     }
-    let is_list = |value: &Value| {
-        value.as_array().is_some_and(|list| list.iter().any(|filter| filter["name"] == "extract"))
-    };
     for filters in find_all(envoy, &is_list) {
         let filters = filters.as_array_mut().expect("a list");
-        filters.retain(|filter| filter["name"] != "pick" && filter["name"] != "meter");
+        filters.retain(|filter| !["limit", "pick", "meter"].iter().any(|name| filter["name"] == *name));
         for plugin in
             filters.iter_mut().flat_map(|filter| find_all(filter, &|value| value["vm_config"].is_object()))
         {

@@ -39,8 +39,10 @@ pub struct Setup {
     pub engine: weir_engine::Config,
     /// Whether there is a scorer.
     pub scorer: bool,
-    /// Whether the filters run as one module instead of three.
+    /// Whether the filters run as one module instead of several.
     pub chain: bool,
+    /// The configuration of `limit`, which is not there without one.
+    pub limit: Option<Value>,
     /// Worker threads of Envoy.
     pub workers: usize,
     /// An edit of Envoy's configuration, after the rig's own.
@@ -60,6 +62,7 @@ impl Default for Setup {
             engine,
             scorer: false,
             chain: false,
+            limit: None,
             workers: 2,
             edit: None,
             edit_scorer: None,
@@ -135,6 +138,9 @@ impl Gateway {
         let scorer_port = scorer.as_ref().map(|scorer| port_of(&scorer.url));
         let (port, admin_port) = (free_port()?, free_port()?);
         let mut envoy = shipped("envoy/envoy.yaml")?;
+        if let Some(limit) = &setup.limit {
+            config::limit(&mut envoy, shipped("envoy/limit.yaml")?, limit);
+        }
         config::place(&mut envoy, &addresses, port, admin_port, scorer_port, &dir.path().join("access.log"));
         if setup.chain {
             config::join(&mut envoy);
@@ -300,7 +306,7 @@ pub fn request_id(answer: &reqwest::Response) -> String {
     answer.headers()["x-request-id"].to_str().expect("ASCII").to_owned()
 }
 
-/// The `key=value` fields of what filters wrote into an access log line: of `facts`, `pick` or `usage`.
+/// The `key=value` fields of what filters wrote into an access log line: of `facts`, `limit`, `pick` or `usage`.
 pub fn fields(line: &Value, of: &str) -> BTreeMap<String, String> {
     let fields = line[of].as_str().unwrap_or_default().split(' ');
     fields

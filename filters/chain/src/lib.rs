@@ -1,8 +1,8 @@
-//! `chain`: extract, pick and meter in one module.
+//! `chain`: extract, limit, pick and meter in one module.
 //!
 //! The same filters with the same configuration, run one after the other where Envoy sees one filter. Most of what a
 //! filter costs is not its work but its being there: Envoy makes a context for it and calls each of its callbacks, per
-//! request and per piece of an answer. One instead of three saves two thirds of that, and what the filters tell each
+//! request and per piece of an answer. One instead of four saves three quarters of that, and what the filters tell each
 //! other stays in memory. Separate modules are for chains with something of yours in between.
 //!
 //! Like `extract` it needs `allow_on_headers_stop_iteration: true`.
@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use weir::invalid::{self, Invalid};
 use weir_extract::Extract;
 use weir_host::{Body, Callback, Filter, Flow, Host, Reply};
+use weir_limit::Limit;
 use weir_meter::Meter;
 use weir_pick::Pick;
 
@@ -26,6 +27,9 @@ pub struct Config {
     /// Of `extract`.
     #[serde(default)]
     pub extract: weir_extract::Config,
+    /// Of `limit`; without it nothing is limited.
+    #[serde(default)]
+    pub limit: Option<weir_limit::Config>,
     /// Of `pick`.
     pub pick: weir_pick::Config,
     /// Of `meter`.
@@ -38,6 +42,9 @@ impl Config {
     pub fn read(json: &[u8]) -> Result<Self, Invalid> {
         let config: Self = invalid::read(json)?;
         config.pick.check().map_err(|invalid| invalid.within("pick"))?;
+        if let Some(limit) = &config.limit {
+            weir_limit::check(limit).map_err(|invalid| invalid.within("limit"))?;
+        }
         Ok(config)
     }
 }
@@ -46,6 +53,7 @@ impl Config {
 #[derive(Debug)]
 pub struct Chain {
     extract: Extract,
+    limit: Option<Limit>,
     pick: Pick,
     meter: Meter,
     ticks: Ticks,
@@ -57,6 +65,7 @@ pub struct Stream {
     /// What the filters tell each other.
     state: State,
     extract: <Extract as Filter>::Stream,
+    limit: <Limit as Filter>::Stream,
     pick: <Pick as Filter>::Stream,
     /// From when the request has passed the others.
     meter: Option<<Meter as Filter>::Stream>,
@@ -81,8 +90,10 @@ impl Filter for Chain {
 
     fn configure(json: &[u8], host: &dyn Host) -> Result<Self, Invalid> {
         let config = Config::read(json)?;
+        let limit = config.limit.map(|limit| Limit::new(&limit, host)).transpose();
         Ok(Self {
             extract: Extract::new(config.extract, host),
+            limit: limit.map_err(|invalid| invalid.within("limit"))?,
             pick: Pick::new(config.pick, host).map_err(|invalid| invalid.within("pick"))?,
             meter: Meter::new(config.meter, host),
             ticks: Ticks::default(),
@@ -93,7 +104,7 @@ impl Filter for Chain {
         let state = State::default();
         let extract = self.extract.open(&self.ticks.for_extract(host, &state));
         let pick = self.pick.open(&self.ticks.for_pick(host, &state));
-        Stream { state, extract, pick, meter: None, reading: false }
+        Stream { state, extract, limit: Default::default(), pick, meter: None, reading: false }
     }
 
     fn request_headers(&mut self, stream: &mut Stream, host: &dyn Host, end: bool) -> Flow {
@@ -135,6 +146,9 @@ impl Filter for Chain {
         if let Some(meter) = &mut stream.meter {
             self.meter.response_headers(meter, &Part::plain(host, &stream.state), end);
         }
+        if let Some(limit) = &mut self.limit {
+            limit.response_headers(&mut stream.limit, &Part::plain(host, &stream.state), end);
+        }
     }
 
     fn response_body(&mut self, stream: &mut Stream, host: &dyn Host, piece: Body) {
@@ -152,6 +166,11 @@ impl Filter for Chain {
         }
         let part = self.ticks.for_pick(host, &stream.state);
         self.pick.log(&mut stream.pick, &part);
+        if let Some(limit) = &mut self.limit {
+            let part = Part::plain(host, &stream.state);
+            limit.log(&mut stream.limit, &part);
+            limit.done(&mut stream.limit, &part);
+        }
     }
 
     fn told(&mut self, host: &dyn Host, reply: Reply) {
@@ -184,6 +203,12 @@ impl Chain {
 
     /// `extract` is done with the request.
     fn go_on(&mut self, stream: &mut Stream, host: &dyn Host, end: bool) -> Flow {
+        if let Some(limit) = &mut self.limit {
+            let part = Part::plain(host, &stream.state);
+            if limit.request_headers(&mut stream.limit, &part, end) == Flow::Hold {
+                return Flow::Hold;
+            }
+        }
         let part = self.ticks.for_pick(host, &stream.state);
         let flow = self.pick.request_headers(&mut stream.pick, &part, end);
         self.sent(stream, host, flow)

@@ -85,6 +85,9 @@ impl Host for Part<'_> {
     fn now(&self) -> Instant {
         self.host.now()
     }
+    fn wall(&self) -> Duration {
+        self.host.wall()
+    }
     fn random(&self) -> u64 {
         self.host.random()
     }
@@ -112,6 +115,9 @@ impl Host for Part<'_> {
     fn add(&self, metric: Metric, by: u64) {
         self.host.add(metric, by);
     }
+    fn shift(&self, metric: Metric, by: i64) {
+        self.host.shift(metric, by);
+    }
     fn record(&self, metric: Metric, value: u64) {
         self.host.record(metric, value);
     }
@@ -120,6 +126,9 @@ impl Host for Part<'_> {
     }
     fn set_shared(&self, key: &str, value: &[u8], version: Option<u32>) -> bool {
         self.host.set_shared(key, value, version)
+    }
+    fn create_shared(&self, key: &str, value: &[u8]) -> bool {
+        self.host.create_shared(key, value)
     }
     fn queue(&self, name: &str) -> Option<u32> {
         self.host.queue(name)

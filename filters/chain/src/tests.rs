@@ -66,5 +66,31 @@ fn a_wrong_configuration_names_the_filter_and_the_place() {
     assert!(
         message(r#"{"extract":{"request":{"x":1}},"pick":{"pools":[]}}"#).starts_with("extract.request.x: ")
     );
+    let limit = CONFIG.replace(r#"{"pick""#, r#"{"limit":{"limits":[{"name":"l"}]},"pick""#);
+    let limit = limit.as_str();
+    assert!(message(limit).starts_with("limit.limits[0].windows: "), "{}", message(limit));
     assert!(message(r#"{"pikc":{}}"#).starts_with("pikc: unknown field"));
+}
+
+#[test]
+fn a_limit_keeps_requests_from_pick_and_is_settled_by_what_meter_read() {
+    let limit = r#""limit":{"limits":[{"name":"l","windows":[{"tokens":100,"per_s":60}]}]}"#;
+    let mut worker = Worker::new(&CONFIG.replace(r#"{"pick""#, &format!(r#"{{{limit},"pick""#)));
+    let body = br#"{"model":"m","messages":[{"role":"user","content":"hello"}],"max_tokens":90}"#;
+    let mut exchange = send(&mut worker, body);
+    let denied = send(&mut worker, body);
+    assert!(denied.held());
+    assert_eq!(denied.see().answer().unwrap().status, 429);
+    let seen = worker.finish(denied);
+    assert!(seen.header(wire::DESTINATION).is_empty() && seen.state(wire::PICK).is_none());
+    assert!(seen.state(wire::LIMIT).unwrap().starts_with("verdict=limited limit=l "));
+    worker.response(&mut exchange, "10.0.0.1:1", &[(":status", "200"), ("content-type", "application/json")]);
+    assert_eq!(exchange.see().answer_header("x-ratelimit-limit-tokens"), ["100"]);
+    worker.piece(&mut exchange, br#"{"usage":{"prompt_tokens":4,"completion_tokens":2}}"#, true);
+    let seen = worker.finish(exchange);
+    assert!(seen.state(wire::LIMIT).unwrap().ends_with(" charged=6 estimated=0"));
+    let broken = send(&mut worker, body);
+    let seen = worker.finish(broken);
+    assert!(seen.state(wire::LIMIT).unwrap().ends_with(" charged=0 estimated=0"));
+    assert_eq!(worker.world().metric("weir_limit_reserved_tokens;limit=l"), 0);
 }

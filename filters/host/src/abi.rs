@@ -179,6 +179,12 @@ pub(crate) fn add_metric(id: u32, by: u64) {
     }
 }
 
+pub(crate) fn shift_metric(id: u32, by: i64) {
+    unsafe {
+        raw::proxy_increment_metric(id, by);
+    }
+}
+
 pub(crate) fn record_metric(id: u32, value: u64) {
     unsafe {
         raw::proxy_record_metric(id, value);
@@ -215,9 +221,19 @@ pub(crate) fn dequeue(queue: u32) -> Option<Vec<u8>> {
 /// Nanoseconds of the monotonic clock.
 pub(crate) fn monotonic() -> u64 {
     const MONOTONIC: u32 = 1;
+    clock(MONOTONIC)
+}
+
+/// Nanoseconds since 1970.
+pub(crate) fn wall() -> u64 {
+    const REALTIME: u32 = 0;
+    clock(REALTIME)
+}
+
+fn clock(which: u32) -> u64 {
     let mut now = 0;
     unsafe {
-        raw::clock_time_get(MONOTONIC, 0, &raw mut now);
+        raw::clock_time_get(which, 0, &raw mut now);
     }
     now
 }

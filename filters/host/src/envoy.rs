@@ -98,6 +98,11 @@ impl<F: Filter> Http<F> {
 }
 
 impl<F: Filter> Context for Http<F> {
+    fn on_done(&mut self) -> bool {
+        self.with(|filter, stream, host| filter.done(stream, host));
+        true
+    }
+
     fn on_http_call_response(&mut self, call: u32, _: usize, body_size: usize, _: usize) {
         if self.host.call.get() != Some(call) {
             return;
@@ -183,6 +188,10 @@ impl Host for Envoy {
         now
     }
 
+    fn wall(&self) -> Duration {
+        Duration::from_nanos(abi::wall())
+    }
+
     fn random(&self) -> u64 {
         abi::random()
     }
@@ -251,6 +260,10 @@ impl Host for Envoy {
         abi::add_metric(metric.0, by);
     }
 
+    fn shift(&self, metric: Metric, by: i64) {
+        abi::shift_metric(metric.0, by);
+    }
+
     fn record(&self, metric: Metric, value: u64) {
         abi::record_metric(metric.0, value);
     }
@@ -266,6 +279,12 @@ impl Host for Envoy {
     fn set_shared(&self, key: &str, value: &[u8], version: Option<u32>) -> bool {
         // The ABI's zero is "whatever its version": no stored value has it.
         abi::set_shared(key, value, version.unwrap_or(0))
+    }
+
+    fn create_shared(&self, key: &str, value: &[u8]) -> bool {
+        // Envoy looks at the version only where there is a value, and versions are counted up from one, over all
+        // values of the process: no stored value has this one.
+        abi::set_shared(key, value, u32::MAX)
     }
 
     fn queue(&self, name: &str) -> Option<u32> {

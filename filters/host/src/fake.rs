@@ -93,8 +93,17 @@ pub struct Sent {
 pub struct Answer {
     /// HTTP status.
     pub status: u16,
+    /// Its headers.
+    pub headers: Vec<(String, String)>,
     /// The body.
     pub body: String,
+}
+
+impl Answer {
+    /// The value of a header.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_str())
+    }
 }
 
 impl<F: Filter> Worker<F> {
@@ -175,9 +184,15 @@ impl<F: Filter> Worker<F> {
             .response
             .replace(headers.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect());
         exchange.fake.state.borrow_mut().insert("upstream.address".into(), upstream.into());
+        if let Some(code) = headers.iter().find(|(name, _)| *name == ":status") {
+            let code = code.1.parse().unwrap_or(0_i64).to_le_bytes().to_vec();
+            exchange.fake.state.borrow_mut().insert("response.code".into(), code);
+        }
+        exchange.fake.response_open.set(true);
         if declared::<F>(Callback::ResponseHeaders) {
             self.filter.response_headers(&mut exchange.stream, &exchange.fake, false);
         }
+        exchange.fake.response_open.set(false);
     }
 
     /// A piece of the endpoint's answer.
@@ -191,10 +206,19 @@ impl<F: Filter> Worker<F> {
     }
 
     /// The stream is over; gives what there was to see.
-    pub fn finish(&mut self, mut exchange: Exchange<F>) -> Fake {
+    pub fn finish(&mut self, exchange: Exchange<F>) -> Fake {
+        self.finish_with(exchange, &[])
+    }
+
+    /// The stream is over, and filters behind this one publish something only then, in their log callbacks.
+    pub fn finish_with(&mut self, mut exchange: Exchange<F>, late: &[(&str, &[u8])]) -> Fake {
         exchange.fake.request_open.set(false);
         if declared::<F>(Callback::Log) {
             self.filter.log(&mut exchange.stream, &exchange.fake);
+        }
+        late.iter().for_each(|(name, value)| exchange.fake.set_property(name, value));
+        if declared::<F>(Callback::Done) {
+            self.filter.done(&mut exchange.stream, &exchange.fake);
         }
         exchange.fake
     }
@@ -257,6 +281,7 @@ pub struct Fake {
     request: RefCell<Vec<(String, String)>>,
     response: RefCell<Vec<(String, String)>>,
     request_open: Cell<bool>,
+    response_open: Cell<bool>,
     body: RefCell<Vec<u8>>,
     body_open: Cell<bool>,
     piece: RefCell<Vec<u8>>,
@@ -276,6 +301,7 @@ impl Fake {
             request: RefCell::default(),
             response: RefCell::default(),
             request_open: Cell::new(false),
+            response_open: Cell::new(false),
             body: RefCell::default(),
             body_open: Cell::new(false),
             piece: RefCell::default(),
@@ -287,6 +313,13 @@ impl Fake {
         }
     }
 
+    fn headers_of(&self, of: Of) -> &RefCell<Vec<(String, String)>> {
+        match of {
+            Of::Request => &self.request,
+            Of::Response => &self.response,
+        }
+    }
+
     fn waits(&self) -> bool {
         self.calling.get() || self.answer.borrow().is_some()
     }
@@ -294,6 +327,11 @@ impl Fake {
     /// The values of a request header, as the endpoint gets them.
     pub fn header(&self, name: &str) -> Vec<String> {
         self.request.borrow().iter().filter(|(own, _)| own == name).map(|(_, value)| value.clone()).collect()
+    }
+
+    /// The values of a header of the answer, as the client gets them.
+    pub fn answer_header(&self, name: &str) -> Vec<String> {
+        self.response.borrow().iter().filter(|(own, _)| own == name).map(|(_, value)| value.clone()).collect()
     }
 
     /// Filter state as text.
@@ -317,6 +355,11 @@ impl Host for Fake {
         self.world.now.get()
     }
 
+    fn wall(&self) -> Duration {
+        const START: Duration = Duration::from_secs(1_700_000_000);
+        START + self.world.now.get().since(Instant::from_nanos(0))
+    }
+
     fn random(&self) -> u64 {
         self.world.random.borrow_mut().next()
     }
@@ -333,12 +376,16 @@ impl Host for Fake {
 
     fn set_header(&self, of: Of, name: &str, value: &str) {
         self.remove_header(of, name);
-        self.request.borrow_mut().push((name.to_owned(), value.to_owned()));
+        self.headers_of(of).borrow_mut().push((name.to_owned(), value.to_owned()));
     }
 
     fn remove_header(&self, of: Of, name: &str) {
-        assert!(of == Of::Request && self.request_open.get(), "{name}: these headers have gone on");
-        self.request.borrow_mut().retain(|(own, _)| own != name);
+        let open = match of {
+            Of::Request => &self.request_open,
+            Of::Response => &self.response_open,
+        };
+        assert!(open.get(), "{name}: these headers have gone on");
+        self.headers_of(of).borrow_mut().retain(|(own, _)| own != name);
     }
 
     fn body(&self, of: Of, from: usize, len: usize) -> Vec<u8> {
@@ -360,8 +407,9 @@ impl Host for Fake {
         self.state.borrow_mut().insert(name.to_owned(), value.to_vec());
     }
 
-    fn respond(&self, status: u16, _: &[(&str, &str)], body: &[u8]) {
-        let answer = Answer { status, body: String::from_utf8_lossy(body).into_owned() };
+    fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) {
+        let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let answer = Answer { status, headers, body: String::from_utf8_lossy(body).into_owned() };
         assert!(self.answer.replace(Some(answer)).is_none(), "answered twice");
     }
 
@@ -390,6 +438,12 @@ impl Host for Fake {
         }
     }
 
+    fn shift(&self, metric: Metric, by: i64) {
+        if let Some((name, value)) = self.world.metrics.borrow_mut().get_mut(metric.0 as usize) {
+            *value = value.checked_add_signed(by).unwrap_or_else(|| panic!("{name} falls below zero"));
+        }
+    }
+
     fn record(&self, metric: Metric, to: u64) {
         if let Some((_, value)) = self.world.metrics.borrow_mut().get_mut(metric.0 as usize) {
             *value = to;
@@ -407,11 +461,16 @@ impl Host for Fake {
     fn set_shared(&self, key: &str, value: &[u8], version: Option<u32>) -> bool {
         let next = self.world.next_id();
         let mut shared = self.world.shared.borrow_mut();
-        let fits = version.is_none_or(|version| shared.get(key).is_some_and(|(_, own)| *own == version));
+        // As Envoy has it: where there is no value, any version will do.
+        let fits = version.is_none_or(|version| shared.get(key).is_none_or(|(_, own)| *own == version));
         if fits {
             shared.insert(key.to_owned(), (value.to_vec(), next));
         }
         fits
+    }
+
+    fn create_shared(&self, key: &str, value: &[u8]) -> bool {
+        self.set_shared(key, value, Some(u32::MAX))
     }
 
     fn queue(&self, name: &str) -> Option<u32> {

@@ -91,6 +91,8 @@ pub struct Metric(pub u32);
 pub trait Host {
     /// The time of this callback, by a clock that never goes back and is the same for all workers of one Envoy.
     fn now(&self) -> Instant;
+    /// The time since 1970, by a clock that may be set. Only for what a client is told.
+    fn wall(&self) -> Duration;
     /// Random bits.
     fn random(&self) -> u64;
     /// All headers. Empty when the host has none at this moment.
@@ -114,6 +116,8 @@ pub trait Host {
     fn define(&self, kind: Kind, name: &str) -> Metric;
     /// Adds to a counter.
     fn add(&self, metric: Metric, by: u64);
+    /// Moves a gauge up or down; it has one value over all workers.
+    fn shift(&self, metric: Metric, by: i64);
     /// Sets a gauge, or records into a histogram.
     fn record(&self, metric: Metric, value: u64);
     /// Asks for [`Filter::tick`] at this interval; zero ends it.
@@ -122,6 +126,8 @@ pub trait Host {
     fn shared(&self, key: &str) -> Option<(Vec<u8>, u32)>;
     /// Sets a shared value, if `version` is still its version (`None`: in any case). Says whether it did.
     fn set_shared(&self, key: &str, value: &[u8], version: Option<u32>) -> bool;
+    /// Sets a shared value, if there is none. Says whether it did.
+    fn create_shared(&self, key: &str, value: &[u8]) -> bool;
     /// A queue that wakes this VM by [`Filter::message`].
     fn queue(&self, name: &str) -> Option<u32>;
     /// Sends to a queue, of whichever worker.
@@ -154,6 +160,8 @@ pub enum Callback {
     Reply,
     /// [`Filter::log`]
     Log,
+    /// [`Filter::done`]
+    Done,
     /// [`Filter::tick`]
     Tick,
     /// [`Filter::message`]
@@ -162,7 +170,7 @@ pub enum Callback {
 
 impl Callback {
     /// All of them, with the export that each needs.
-    pub const ALL: [(Self, &'static str); 9] = [
+    pub const ALL: [(Self, &'static str); 10] = [
         (Self::RequestHeaders, "proxy_on_request_headers"),
         (Self::RequestBody, "proxy_on_request_body"),
         (Self::RequestTrailers, "proxy_on_request_trailers"),
@@ -170,6 +178,7 @@ impl Callback {
         (Self::ResponseBody, "proxy_on_response_body"),
         (Self::Reply, "proxy_on_http_call_response"),
         (Self::Log, "proxy_on_log"),
+        (Self::Done, "proxy_on_done"),
         (Self::Tick, "proxy_on_tick"),
         (Self::Message, "proxy_on_queue_ready"),
     ];
@@ -244,6 +253,10 @@ pub trait Filter: Sized + 'static {
 
     /// The stream is over, however it ended. Comes once, and also to streams that never got here in full.
     fn log(&mut self, stream: &mut Self::Stream, host: &dyn Host) {}
+
+    /// The stream is over and all filters have had their [`Filter::log`]: what the ones behind this one published there
+    /// can be read. For the access log it is too late.
+    fn done(&mut self, stream: &mut Self::Stream, host: &dyn Host) {}
 
     /// The interval of [`Host::tick_every`] has passed.
     fn tick(&mut self, host: &dyn Host) {}

@@ -28,6 +28,7 @@ const FILTERS: &[Filter] = &[
         holds_headers: true,
         read: |json| Ok(effective(&invalid::read::<weir_extract::Config>(json)?)),
     },
+    Filter { name: "limit", holds_headers: false, read: |json| Ok(effective(&weir_limit::read(json)?)) },
     Filter {
         name: "pick",
         holds_headers: false,

@@ -83,7 +83,7 @@ fn document(document: &Value, at: &str, report: &mut Report) {
     } else if map.keys().any(|key| is_bootstraps(&key)) {
         report.is_bootstrap = true;
         walk::Walk::new(report).value(document, bootstrap, at);
-    } else if map.contains_key("resources") || map.contains_key("@type") {
+    } else if ["resources", "@type", "typed_config"].iter().any(|field| map.contains_key(*field)) {
         walk::Walk::new(report).value(document, None, at);
     } else if map.keys().any(|key| near_scorers(&key)) {
         scorer(document, at, report);

@@ -1,0 +1,282 @@
+//! `limit`: admits an inference request if every limit that matches it has room for it, and answers it if not.
+//!
+//! It stands behind `extract`, whose facts it acts on, and before `pick`: what is refused takes no endpoint's place. What
+//! a request may cost is charged when it is admitted and corrected when it is over, by the usage that `meter`
+//! reads from the answer. `weir::limit` decides; the counts are in Envoy's shared data, so all workers have the same ones and
+//! none of them can let through what another one has not seen.
+//!
+//! A request is settled once, when its stream is over, however it ended. When the answer came to its end `meter` has
+//! published its usage by then. When it broke off `meter` does so in its own log callback, which comes after this
+//! filter's: such a request is settled in the callback after that, `done`, too late for the access log.
+//!
+//! What is no inference request passes.
+
+use weir::invalid::{self, Invalid};
+use weir::limit::{Admitted, Asked, Charge, Denied, Limits, Outcome, Reason, Store, Verdict};
+use weir::request::{Dialect, Facts};
+use weir::wire;
+use weir_host::{Callback, Filter, Flow, Headers, Host, Kind, Metric, Of};
+
+pub use weir::limit::Config;
+
+weir_host::serve!(Limit);
+
+/// Reads a configuration and checks all of it.
+pub fn read(json: &[u8]) -> Result<Config, Invalid> {
+    let config = invalid::read(json)?;
+    check(&config)?;
+    Ok(config)
+}
+
+/// Checks what the types of a configuration cannot say.
+pub fn check(config: &Config) -> Result<(), Invalid> {
+    Limits::new(config, 0).map(drop)
+}
+
+/// The filter.
+#[derive(Debug)]
+pub struct Limit {
+    limits: Limits,
+    headers: bool,
+    /// By the place of the limit.
+    metrics: Vec<Metrics>,
+    evicted: Metric,
+}
+
+#[derive(Debug)]
+struct Metrics {
+    admitted: Metric,
+    limited: Metric,
+    too_large: Metric,
+    estimated: Metric,
+    charged: Metric,
+    in_flight: Metric,
+    reserved: Metric,
+}
+
+impl Metrics {
+    fn define(host: &dyn Host, limit: &str) -> Self {
+        let define = |kind, name: &str| host.define(kind, &format!("weir_limit_{name};limit={limit}"));
+        Self {
+            admitted: define(Kind::Counter, "admitted_total"),
+            limited: define(Kind::Counter, "limited_total"),
+            too_large: define(Kind::Counter, "too_large_total"),
+            estimated: define(Kind::Counter, "estimated_total"),
+            charged: define(Kind::Counter, "charged_tokens_total"),
+            in_flight: define(Kind::Gauge, "in_flight"),
+            reserved: define(Kind::Gauge, "reserved_tokens"),
+        }
+    }
+}
+
+/// One request.
+#[derive(Debug, Default)]
+pub struct Stream {
+    held: Option<Held>,
+    /// The headers of an answer have come.
+    answered: bool,
+}
+
+/// A request that was admitted and is not over.
+#[derive(Debug)]
+struct Held {
+    admitted: Admitted,
+    dialect: Dialect,
+    /// The client asked for a stream.
+    stream: bool,
+}
+
+/// Envoy's shared data.
+struct Shared<'a>(&'a dyn Host);
+
+impl Store for Shared<'_> {
+    fn get(&self, name: &str) -> Option<(Vec<u8>, u32)> {
+        self.0.shared(name)
+    }
+
+    fn put(&self, name: &str, value: &[u8], version: Option<u32>) -> bool {
+        match version {
+            Some(_) => self.0.set_shared(name, value, version),
+            None => self.0.create_shared(name, value),
+        }
+    }
+}
+
+impl Filter for Limit {
+    const NAME: &'static str = "weir-limit";
+    const CALLBACKS: &'static [Callback] =
+        &[Callback::RequestHeaders, Callback::ResponseHeaders, Callback::Log, Callback::Done];
+    type Stream = Stream;
+
+    fn configure(json: &[u8], host: &dyn Host) -> Result<Self, Invalid> {
+        Self::new(&read(json)?, host)
+    }
+
+    fn open(&mut self, _: &dyn Host) -> Stream {
+        Stream::default()
+    }
+
+    fn request_headers(&mut self, stream: &mut Stream, host: &dyn Host, _end: bool) -> Flow {
+        let line = host.property(&[wire::FACTS]);
+        let facts = line.and_then(|line| wire::read_facts(std::str::from_utf8(&line).ok()?));
+        let Some(facts) = facts else { return Flow::Continue };
+        match self.admit(host, &facts) {
+            Verdict::Unlimited => Flow::Continue,
+            Verdict::Admitted(admitted) => {
+                self.count(host, &admitted);
+                stream.held = Some(Held { admitted, dialect: facts.dialect, stream: facts.stream });
+                Flow::Continue
+            }
+            Verdict::Denied(denied) => {
+                self.answer(host, &denied, facts.dialect);
+                Flow::Hold
+            }
+        }
+    }
+
+    fn response_headers(&mut self, stream: &mut Stream, host: &dyn Host, _end: bool) {
+        stream.answered = true;
+        if let Some(held) = stream.held.as_ref().filter(|_| self.headers) {
+            for (name, value) in held.admitted.headers(held.dialect, || host.wall()) {
+                host.set_header(Of::Response, name, &value);
+            }
+        }
+    }
+
+    fn log(&mut self, stream: &mut Stream, host: &dyn Host) {
+        let Some(held) = stream.held.take() else { return };
+        let mut line = format!("verdict=admitted reserved={}", tokens(held.admitted.ticket.reserved()));
+        if let Some(standing) = held.admitted.tokens {
+            line += &format!(" remaining={}", standing.remaining);
+        }
+        match reported(host, &held).or_else(|| (!stream.answered).then_some(Outcome::Nothing)) {
+            Some(outcome) => {
+                let Charge { cost, estimated } = self.settle(host, held, &outcome);
+                line += &format!(" charged={} estimated={}", tokens(cost), u8::from(estimated));
+            }
+            None => stream.held = Some(held),
+        }
+        host.set_property(wire::LIMIT, line.as_bytes());
+    }
+
+    fn done(&mut self, stream: &mut Stream, host: &dyn Host) {
+        let Some(held) = stream.held.take() else { return };
+        // Without `meter` all that is known of an answer is its status.
+        let outcome = reported(host, &held).unwrap_or_else(|| match status(host) {
+            400.. => Outcome::Nothing,
+            _ => Outcome::Unknown,
+        });
+        self.settle(host, held, &outcome);
+    }
+}
+
+impl Limit {
+    /// A filter of a configuration.
+    pub fn new(config: &Config, host: &dyn Host) -> Result<Self, Invalid> {
+        Ok(Self {
+            limits: Limits::new(config, seed(host))?,
+            headers: config.headers,
+            metrics: config.limits.iter().map(|limit| Metrics::define(host, &limit.name)).collect(),
+            evicted: host.define(Kind::Counter, "weir_limit_evicted_total"),
+        })
+    }
+
+    fn admit(&self, host: &dyn Host, facts: &Facts) -> Verdict {
+        let headers = match self.limits.needs_headers() {
+            true => host.headers(Of::Request),
+            false => Headers::default(),
+        };
+        let address = match self.limits.needs_address() {
+            true => host.property(&["source", "address"]).unwrap_or_default(),
+            false => Vec::new(),
+        };
+        let header = |name: &str| headers.get(name);
+        let asked = Asked { facts, header: &header, address: std::str::from_utf8(&address).ok() };
+        self.limits.admit(&Shared(host), &asked, host.now())
+    }
+
+    fn count(&self, host: &dyn Host, admitted: &Admitted) {
+        if admitted.evicted > 0 {
+            host.add(self.evicted, u64::from(admitted.evicted));
+        }
+        for metrics in admitted.ticket.limits().filter_map(|limit| self.metrics.get(limit)) {
+            host.add(metrics.admitted, 1);
+            host.shift(metrics.in_flight, 1);
+            host.shift(metrics.reserved, signed(admitted.ticket.reserved()));
+        }
+    }
+
+    fn answer(&self, host: &dyn Host, denied: &Denied, dialect: Dialect) {
+        let verdict = match denied.reason {
+            Reason::TooLarge => "too_large",
+            _ => "limited",
+        };
+        if let Some(metrics) = self.metrics.get(denied.rule) {
+            host.add(if denied.reason == Reason::TooLarge { metrics.too_large } else { metrics.limited }, 1);
+        }
+        let line =
+            format!("verdict={verdict} limit={} retry_after_s={}", denied.limit, denied.retry_after_s());
+        host.set_property(wire::LIMIT, line.as_bytes());
+        let answer = denied.answer(dialect, || host.wall());
+        let headers = answer.headers.iter().map(|(name, value)| (*name, value.as_str()));
+        let headers: Vec<_> = [("content-type", "application/json")].into_iter().chain(headers).collect();
+        host.respond(answer.status, &headers, answer.body.as_bytes());
+    }
+
+    fn settle(&mut self, host: &dyn Host, held: Held, outcome: &Outcome) -> Charge {
+        let ticket = held.admitted.ticket;
+        let reserved = signed(ticket.reserved());
+        let limits: Vec<usize> = ticket.limits().collect();
+        let charge = self.limits.settle(&Shared(host), ticket, outcome, host.now());
+        for metrics in limits.into_iter().filter_map(|limit| self.metrics.get(limit)) {
+            host.shift(metrics.in_flight, -1);
+            host.shift(metrics.reserved, -reserved);
+            if charge.cost > 0 {
+                host.add(metrics.charged, tokens(charge.cost));
+            }
+            if charge.estimated {
+                host.add(metrics.estimated, 1);
+            }
+        }
+        charge
+    }
+}
+
+/// What came of a request by `meter`'s report, if there is one by now.
+fn reported(host: &dyn Host, held: &Held) -> Option<Outcome> {
+    let line = host.property(&[wire::USAGE])?;
+    let report = wire::read_usage(std::str::from_utf8(&line).ok()?)?;
+    if report.usage.is_some() || report.deltas > 0 {
+        return Some(Outcome::of(&report, 0, false));
+    }
+    let encoded = host.property(&["response", "headers", "content-encoding"]);
+    let plain = held.stream && encoded.is_none_or(|encoding| encoding.is_empty() || encoding == b"identity");
+    Some(Outcome::of(&report, status(host), plain))
+}
+
+/// The status of the answer; 0 when there is none.
+fn status(host: &dyn Host) -> u16 {
+    let code = host.property(&["response", "code"]).and_then(|bytes| bytes.try_into().ok());
+    code.and_then(|bytes| u16::try_from(i64::from_le_bytes(bytes)).ok()).unwrap_or(0)
+}
+
+/// The seed of all workers' hashes: who comes first makes it.
+fn seed(host: &dyn Host) -> u64 {
+    const SEED: &str = "weir.limit.seed";
+    let own = host.random();
+    host.create_shared(SEED, &own.to_le_bytes());
+    let shared = host.shared(SEED).and_then(|(bytes, _)| bytes.try_into().ok());
+    shared.map_or(own, u64::from_le_bytes)
+}
+
+/// Thousandths of a token as tokens, rounded to the nearest.
+fn tokens(cost: u64) -> u64 {
+    cost.saturating_add(500) / 1_000
+}
+
+fn signed(cost: u64) -> i64 {
+    i64::try_from(tokens(cost)).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,184 @@
+use super::*;
+use std::time::Duration;
+use weir_host::fake::{Exchange, Worker, World};
+
+const CONFIG: &str = r#"{"limits":[{"name":"l","key":["api_key"],"windows":[{"tokens":1000,"per_s":60}],"max_in_flight":20}]}"#;
+const KEY: [(&str, &str); 1] = [("authorization", "Bearer secret-1")];
+const FACTS: &[u8] = b"dialect=chat stream=1 prompt_tokens=40 max_output_tokens=60 model=m";
+const SSE: [(&str, &str); 2] = [(":status", "200"), ("content-type", "text/event-stream")];
+
+fn send(worker: &mut Worker<Limit>, key: &[(&str, &str)]) -> Exchange<Limit> {
+    worker.request(key, &[(wire::FACTS, FACTS)], true)
+}
+
+/// Sends one, has it answered, with usage published in time or late; gives `weir.limit` of the access log.
+fn charged(worker: &mut Worker<Limit>, answer: &[(&str, &str)], usage: &str, late: bool) -> String {
+    let mut exchange = send(worker, &KEY);
+    worker.response(&mut exchange, "10.0.0.1:1", answer);
+    let state: [(&str, &[u8]); 1] = [(wire::USAGE, usage.as_bytes())];
+    let seen = match late {
+        false => {
+            exchange.see().set_property(wire::USAGE, usage.as_bytes());
+            worker.finish(exchange)
+        }
+        true => worker.finish_with(exchange, &state),
+    };
+    seen.state(wire::LIMIT).unwrap()
+}
+
+fn metric(world: &World, name: &str) -> u64 {
+    world.metric(&format!("weir_limit_{name};limit=l"))
+}
+
+#[test]
+fn workers_share_the_count_and_the_client_is_told_how_it_stands() {
+    let world = World::new();
+    let mut workers = [(); 2].map(|()| Worker::<Limit>::of(&world, CONFIG).unwrap());
+    let mut open = Vec::new();
+    for turn in 0..10_usize {
+        let mut exchange = send(&mut workers[turn % 2], &KEY);
+        assert!(!exchange.held());
+        workers[turn % 2].response(&mut exchange, "10.0.0.1:1", &SSE);
+        let remaining = exchange.see().answer_header("x-ratelimit-remaining-tokens");
+        assert_eq!(remaining, [(900 - 100 * turn).to_string()]);
+        assert_eq!(exchange.see().answer_header("x-ratelimit-limit-tokens"), ["1000"]);
+        open.push((turn % 2, exchange));
+    }
+    let denied = send(&mut workers[0], &KEY);
+    assert!(denied.held());
+    let answer = denied.see().answer().unwrap();
+    assert_eq!((answer.status, answer.header("retry-after")), (429, Some("61")));
+    assert!(answer.body.contains("rate_limit_exceeded") && !answer.body.contains("secret"));
+    let seen = workers[0].finish(denied);
+    assert_eq!(seen.state(wire::LIMIT).unwrap(), "verdict=limited limit=l retry_after_s=61");
+    let other = send(&mut workers[1], &[("x-api-key", "secret-2")]);
+    assert!(!other.held());
+    workers[1].finish(other);
+    assert_eq!((metric(&world, "in_flight"), metric(&world, "reserved_tokens")), (10, 1000));
+    for (worker, exchange) in open {
+        exchange.see().set_property(wire::USAGE, b"status=complete input=40 cached=0 output=37 reasoning=0");
+        let seen = workers[worker].finish(exchange);
+        assert!(seen.state(wire::LIMIT).unwrap().ends_with(" charged=77 estimated=0"));
+    }
+    let counted = ["in_flight", "reserved_tokens", "admitted_total", "limited_total", "charged_tokens_total"];
+    assert_eq!(counted.map(|name| metric(&world, name)), [0, 0, 11, 1, 770]);
+}
+
+#[test]
+fn what_is_charged_follows_how_the_answer_ended() {
+    let json = |status| [(":status", status), ("content-type", "application/json")];
+    let complete = "status=complete input=40 cached=0 output=9 reasoning=0";
+    let cases = [
+        (SSE, complete, 49),
+        (SSE, "status=partial input=40 cached=0 output=1 reasoning=0 deltas=8", 48),
+        (SSE, "status=missing deltas=7", 47),
+        (SSE, "status=missing", 40),
+        (json("200"), complete, 49),
+        (json("503"), "status=missing", 0),
+        (json("400"), "status=missing error=invalid", 0),
+    ];
+    for (answer, usage, cost) in cases {
+        for late in [false, true] {
+            let mut worker = Worker::<Limit>::new(CONFIG);
+            let line = charged(&mut worker, &answer, usage, late);
+            assert_eq!(line.contains("charged="), !late, "{line}");
+            assert_eq!(metric(worker.world(), "charged_tokens_total"), cost, "{usage}, late: {late}");
+            let estimated = u64::from(!usage.contains("complete") && cost > 0);
+            assert_eq!(metric(worker.world(), "estimated_total"), estimated, "{usage}");
+            assert_eq!(metric(worker.world(), "reserved_tokens"), 0);
+            let mut next = send(&mut worker, &KEY);
+            worker.response(&mut next, "10.0.0.1:1", &SSE);
+            let remaining = (900 - cost).to_string();
+            assert_eq!(next.see().answer_header("x-ratelimit-remaining-tokens"), [remaining], "{usage}");
+        }
+    }
+}
+
+#[test]
+fn a_client_that_leaves_before_an_answer_is_charged_nothing() {
+    let mut worker = Worker::<Limit>::new(CONFIG);
+    let exchange = send(&mut worker, &KEY);
+    let seen = worker.finish(exchange);
+    let line = seen.state(wire::LIMIT).unwrap();
+    assert_eq!(line, "verdict=admitted reserved=100 remaining=900 charged=0 estimated=0");
+    assert_eq!(metric(worker.world(), "in_flight"), 0);
+}
+
+#[test]
+fn an_answer_nobody_read_costs_what_was_reserved() {
+    let mut worker = Worker::<Limit>::new(CONFIG);
+    let mut exchange = send(&mut worker, &KEY);
+    worker.response(&mut exchange, "10.0.0.1:1", &SSE);
+    worker.finish(exchange);
+    assert_eq!(metric(worker.world(), "charged_tokens_total"), 100);
+    let mut gzip = worker.request(&KEY, &[(wire::FACTS, FACTS)], true);
+    worker.response(&mut gzip, "10.0.0.1:1", &SSE);
+    gzip.see().set_property("response.headers.content-encoding", b"gzip");
+    gzip.see().set_property(wire::USAGE, b"status=missing");
+    worker.finish(gzip);
+    assert_eq!(metric(worker.world(), "charged_tokens_total"), 200);
+}
+
+#[test]
+fn anthropics_clients_are_answered_in_their_words() {
+    let mut worker = Worker::<Limit>::new(&CONFIG.replace("1000", "100"));
+    let facts = b"dialect=messages stream=0 prompt_tokens=40 max_output_tokens=60 model=m";
+    let mut first = worker.request(&KEY, &[(wire::FACTS, facts)], true);
+    worker.response(&mut first, "10.0.0.1:1", &[(":status", "200")]);
+    assert_eq!(first.see().answer_header("anthropic-ratelimit-tokens-remaining"), ["0"]);
+    assert_eq!(first.see().answer_header("anthropic-ratelimit-tokens-reset"), ["2023-11-14T22:14:22Z"]);
+    assert!(first.see().answer_header("x-ratelimit-limit-tokens").is_empty());
+    let denied = worker.request(&KEY, &[(wire::FACTS, facts)], true).see().answer().unwrap();
+    assert_eq!((denied.status, denied.header("retry-after")), (429, Some("61")));
+    assert!(denied.body.contains(r#""type":"rate_limit_error""#), "{}", denied.body);
+    let large = b"dialect=messages stream=0 prompt_tokens=41 max_output_tokens=60 model=m";
+    let refused = worker.request(&KEY, &[(wire::FACTS, large)], true).see().answer().unwrap();
+    assert_eq!((refused.status, refused.header("retry-after")), (400, None));
+    assert!(refused.body.contains("invalid_request_error"), "{}", refused.body);
+    assert_eq!((metric(worker.world(), "limited_total"), metric(worker.world(), "too_large_total")), (1, 1));
+}
+
+#[test]
+fn what_is_no_inference_or_has_no_limit_passes() {
+    let mut worker =
+        Worker::<Limit>::new(r#"{"limits":[{"name":"l","when":{"models":["x"]},"max_in_flight":1}]}"#);
+    for state in [None, Some((wire::FACTS, FACTS)), Some((wire::FACTS, &b"garbage"[..]))] {
+        let state: Vec<_> = state.into_iter().collect();
+        let mut exchange = worker.request(&KEY, &state, true);
+        assert!(!exchange.held());
+        worker.response(&mut exchange, "10.0.0.1:1", &SSE);
+        let seen = worker.finish(exchange);
+        assert_eq!(seen.state(wire::LIMIT), None);
+        assert!(seen.answer_header("x-ratelimit-limit-tokens").is_empty());
+    }
+}
+
+#[test]
+fn an_address_is_the_client_as_envoy_sees_it() {
+    let config =
+        r#"{"headers":false,"limits":[{"name":"l","key":["ip"],"windows":[{"requests":1,"per_s":60}]}]}"#;
+    let mut worker = Worker::<Limit>::new(config);
+    let mut from = |address: &str| {
+        let forged = [("x-forwarded-for", "6.6.6.6")];
+        let state = [(wire::FACTS, FACTS), ("source.address", address.as_bytes())];
+        let mut exchange = worker.request(&forged, &state, true);
+        if !exchange.held() {
+            worker.response(&mut exchange, "10.0.0.1:1", &SSE);
+            assert!(exchange.see().answer_header("x-ratelimit-limit-requests").is_empty(), "turned off");
+        }
+        exchange.held()
+    };
+    let held = ["1.1.1.1:5", "1.1.1.1:6", "1.1.1.2:5", "[2001:db8::1]:5", "[2001:db8::2]:5"].map(&mut from);
+    assert_eq!(held, [false, true, false, false, true]);
+    worker.world().pass(Duration::from_secs(62));
+}
+
+#[test]
+fn what_the_documentation_shows_is_right() {
+    let text = include_str!("../../../docs/limits.md");
+    let (_, json) = text.split_once("```json\n").unwrap();
+    let config = read(json.split_once("```").unwrap().0.as_bytes()).unwrap();
+    assert_eq!(config.limits.len(), 3);
+    let wrong = read(br#"{"limits":[{"name":"l","windows":[{"tokens":1,"per_m":1}]}]}"#).unwrap_err();
+    assert!(wrong.to_string().starts_with("limits[0].windows[0].per_m: unknown field"), "{wrong}");
+}

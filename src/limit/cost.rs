@@ -1,0 +1,245 @@
+//! What a request costs: in advance by estimate, afterwards by what it used.
+//!
+//! ```text
+//! cost = input * (input - cached) + cached_input * cached + output * (output - reasoning) + reasoning * reasoning
+//! ```
+//!
+//! with tokens on the right and weights in front. All is counted in thousandths of a token, in integers: what is
+//! charged is what was used, to the token. The weights are all 1 unless configured: then a token of a limit
+//! is a token of the engine's `usage`, and the sums agree with the bill. Where cached input costs nothing to serve, set
+//! `cached_input` to 0, as Anthropic's input limits do; where tokens are priced, set the weights to the ratio of the prices.
+//!
+//! **The estimate** is the prompt, by its size and by how that has compared to what engines counted for this model, none of
+//! it cached; and the output, by the client's bound (`max_tokens`), as OpenAI's and Anthropic's limits have it. Without a
+//! bound it is what answers of this model usually come to (`usual.rs`), and `output_tokens` until one was seen. An estimate without a bound may be wrong by much, so it
+//! never makes a request too large: it is cut to what the limits allow.
+
+use super::usual::Usual;
+use crate::invalid::Invalid;
+use crate::request::Facts;
+use crate::response::{Report, Status, Usage};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+
+/// Thousandths of a token in a token.
+pub(super) const TOKEN: u64 = 1_000;
+
+/// How cost is counted.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Weights of all models but those below.
+    pub weights: Weights,
+    /// Weights by model: a name, or the beginning of names with `*` behind it. The longest that fits is taken, and
+    /// counts whole: a weight it leaves out is 1.
+    pub models: BTreeMap<String, Weights>,
+    /// Output tokens expected of an answer without a bound, until the model's own answers tell. 1 to 2^32 - 1.
+    pub output_tokens: NonZeroU32,
+    /// How much output is reserved for a request that has a bound.
+    pub reserve: Reserve,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        const OUTPUT_TOKENS: NonZeroU32 = NonZeroU32::new(512).unwrap();
+        Self {
+            weights: Weights::default(),
+            models: BTreeMap::new(),
+            output_tokens: OUTPUT_TOKENS,
+            reserve: Reserve::Bound,
+        }
+    }
+}
+
+/// How much output is reserved for a request that has a bound.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reserve {
+    /// The bound: nothing admitted can go over a limit later.
+    Bound,
+    /// What answers usually come to, if that is less: for clients that always ask for the most. What an answer takes
+    /// beyond it becomes a debt.
+    Usual,
+}
+
+/// What a token of each class counts. 0 to 1,000, in steps of 0.001; 1 unless set.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Weights {
+    /// Prompt tokens that were computed.
+    pub input: Weight,
+    /// Prompt tokens that were found in a cache.
+    pub cached_input: Weight,
+    /// Tokens of the answer.
+    pub output: Weight,
+    /// Tokens of hidden reasoning.
+    pub reasoning: Weight,
+}
+
+/// A weight, in thousandths.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(try_from = "f64", into = "f64")]
+pub struct Weight(u32);
+
+impl Default for Weight {
+    fn default() -> Self {
+        Self(1_000)
+    }
+}
+
+impl From<Weight> for f64 {
+    fn from(weight: Weight) -> Self {
+        Self::from(weight.0) / 1e3
+    }
+}
+
+impl TryFrom<f64> for Weight {
+    type Error = String;
+
+    fn try_from(number: f64) -> Result<Self, String> {
+        let thousandths = (number * 1e3).round();
+        if !(0.0..=1e6).contains(&thousandths) || (thousandths - number * 1e3).abs() > 1e-6 {
+            return Err(format!("{number} is no weight: 0 to 1000, in steps of 0.001"));
+        }
+        Ok(Self(thousandths as u32))
+    }
+}
+
+impl Weights {
+    /// The cost of what was used, in thousandths of a token. Parts that exceed their whole count as the whole.
+    pub fn cost(&self, usage: &Usage) -> u64 {
+        let cached = usage.cached.min(usage.input);
+        let reasoning = usage.reasoning.min(usage.output);
+        let classes = [
+            (usage.input - cached, self.input),
+            (cached, self.cached_input),
+            (usage.output - reasoning, self.output),
+            (reasoning, self.reasoning),
+        ];
+        let cost = |(tokens, weight): (u64, Weight)| tokens.saturating_mul(u64::from(weight.0));
+        classes.into_iter().map(cost).fold(0, u64::saturating_add)
+    }
+
+    /// The most that so much input and output can cost.
+    fn most(&self, input: u64, output: u64) -> u64 {
+        let input = input.saturating_mul(u64::from(self.input.0));
+        input.saturating_add(output.saturating_mul(u64::from(self.output.0.max(self.reasoning.0))))
+    }
+}
+
+/// What a request is expected to cost, in thousandths of a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Estimate {
+    /// What it may cost at the most.
+    pub cost: u64,
+    /// What must fit into a limit: a guess of the output is left out.
+    pub firm: u64,
+    /// Prompt tokens.
+    pub input: u64,
+}
+
+/// What came of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// No answer: an error, or the client left before one came.
+    Nothing,
+    /// The engine's count.
+    Used(Usage),
+    /// The engine's count so far, of an answer that broke off.
+    Cut(Usage),
+    /// No count: the prompt, and so many tokens that were delivered.
+    Delivered(u64),
+    /// No count, and the answer could not be read.
+    Unknown,
+}
+
+impl Outcome {
+    /// The outcome of an answer with this report and status. `plain`: what was delivered would have been seen; it is
+    /// so in a stream that is not compressed.
+    pub fn of(report: &Report, status: u16, plain: bool) -> Self {
+        match report.usage {
+            Some(usage) if report.status == Status::Complete => Self::Used(usage),
+            // Cut off: the engine's last word may be older than the last token.
+            Some(usage) => Self::Cut(Usage { output: usage.output.max(report.deltas), ..usage }),
+            None if report.deltas > 0 => Self::Delivered(report.deltas),
+            None if status >= 400 || report.error.is_some() => Self::Nothing,
+            None if plain => Self::Delivered(0),
+            None => Self::Unknown,
+        }
+    }
+}
+
+/// Counts cost, and learns what answers come to.
+#[derive(Debug)]
+pub struct Cost {
+    config: Config,
+    usual: Usual,
+}
+
+impl Cost {
+    /// Counts cost as configured.
+    pub fn new(config: Config) -> Result<Self, Invalid> {
+        if let Some(name) = config.models.keys().find(|name| name.is_empty()) {
+            return Err(Invalid::new(
+                format!("models.{name}"),
+                "empty; name a model, or the beginning of names with `*`",
+            ));
+        }
+        Ok(Self { config, usual: Usual::default() })
+    }
+
+    /// The weights of a model.
+    pub fn weights(&self, model: Option<&str>) -> &Weights {
+        let model = model.unwrap_or_default();
+        let fits = |name: &&String| fits(name, model);
+        let longest =
+            self.config.models.keys().filter(fits).max_by_key(|name| (!name.ends_with('*'), name.len()));
+        longest.and_then(|name| self.config.models.get(name)).unwrap_or(&self.config.weights)
+    }
+
+    /// What a request may cost.
+    pub fn estimate(&self, facts: &Facts) -> Estimate {
+        let model = facts.model.as_deref();
+        let input = self.usual.input(model, facts.prompt_tokens);
+        let expected = self.usual.output(model).unwrap_or(u64::from(self.config.output_tokens.get()));
+        let weights = self.weights(model);
+        let prompt = weights.most(input, 0);
+        let (output, firm) = match (facts.max_output_tokens.map(u64::from), self.config.reserve) {
+            (Some(bound), Reserve::Bound) => (bound, weights.most(input, bound)),
+            (Some(bound), Reserve::Usual) => (bound.min(expected), prompt),
+            (None, _) => (expected, prompt),
+        };
+        Estimate { cost: weights.most(input, output), firm, input }
+    }
+
+    /// What a request did cost, and whether that is an estimate.
+    pub(super) fn charge(
+        &self,
+        model: Option<&str>,
+        input: u64,
+        reserved: u64,
+        outcome: &Outcome,
+    ) -> (u64, bool) {
+        let weights = self.weights(model);
+        match outcome {
+            Outcome::Nothing => (0, false),
+            Outcome::Used(usage) => (weights.cost(usage), false),
+            Outcome::Cut(usage) => (weights.cost(usage), true),
+            Outcome::Delivered(output) => {
+                (weights.cost(&Usage { input, output: *output, ..Usage::default() }), true)
+            }
+            Outcome::Unknown => (reserved, true),
+        }
+    }
+
+    /// Learns from an answer that came to its end.
+    pub(super) fn learn(&mut self, model: &str, prompt_tokens: u32, usage: &Usage) {
+        self.usual.learn(model, prompt_tokens, usage);
+    }
+}
+
+/// Whether a name, or a beginning with `*` behind it, fits a text.
+pub(super) fn fits(pattern: &str, text: &str) -> bool {
+    pattern.strip_suffix('*').map_or(pattern == text, |beginning| text.starts_with(beginning))
+}

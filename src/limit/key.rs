@@ -1,0 +1,177 @@
+//! Whose tokens they are: which requests share a count.
+//!
+//! A key is a list of parts, and requests with the same values share one count. A value that a request does not have is
+//! a value too, the empty one: leaving a header out is no way around a limit. Values are never stored: all
+//! that leaves this module is a hash with a secret seed.
+
+use crate::request::Facts;
+use serde::{Deserialize, Serialize};
+use std::net::{IpAddr, SocketAddr};
+use xxhash_rust::xxh64::Xxh64;
+
+/// A part of a key.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    /// The credential: `authorization` without its scheme, else `x-api-key`, else `api-key`.
+    ApiKey,
+    /// Who an authentication filter says it is, by `identity.consumer_header`.
+    Consumer,
+    /// The tenant, by `identity.tenant_header`.
+    Tenant,
+    /// The session, by `identity.session_header`.
+    Session,
+    /// The first value of a header, by its name in lower case.
+    Header(String),
+    /// The model asked for.
+    Model,
+    /// The client's address, as Envoy trusts it (`use_remote_address`, `xff_num_trusted_hops`): of IPv6 the network
+    /// of 64 bits, since a client commonly has all of it.
+    Ip,
+}
+
+/// The headers that say who asks. They are to be set by a filter before `limit`, which removes the client's own.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Identity {
+    /// Of `consumer`.
+    pub consumer_header: String,
+    /// Of `tenant`.
+    pub tenant_header: String,
+    /// Of `session`.
+    pub session_header: String,
+}
+
+impl Default for Identity {
+    fn default() -> Self {
+        Self {
+            consumer_header: "x-consumer-username".into(),
+            tenant_header: "x-llm-d-inference-fairness-id".into(),
+            session_header: "x-session-id".into(),
+        }
+    }
+}
+
+/// A request, as far as limits look at it.
+#[derive(Clone, Copy)]
+pub struct Asked<'a> {
+    /// What its body told.
+    pub facts: &'a Facts,
+    /// The first value of a header, by its name in lower case.
+    pub header: &'a dyn Fn(&str) -> Option<&'a str>,
+    /// The client's address and port.
+    pub address: Option<&'a str>,
+}
+
+impl std::fmt::Debug for Asked<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Asked").field("facts", self.facts).finish_non_exhaustive()
+    }
+}
+
+impl Part {
+    /// Whether it is a header.
+    pub(super) fn is_header(&self) -> bool {
+        !matches!(self, Self::Model | Self::Ip)
+    }
+
+    fn value<'a>(&self, asked: &Asked<'a>, identity: &Identity) -> Option<&'a str> {
+        let header = |name: &str| (asked.header)(name);
+        match self {
+            Self::ApiKey => header("authorization")
+                .map(credential)
+                .filter(|credential| !credential.is_empty())
+                .or_else(|| header("x-api-key"))
+                .or_else(|| header("api-key")),
+            Self::Consumer => header(&identity.consumer_header),
+            Self::Tenant => header(&identity.tenant_header),
+            Self::Session => header(&identity.session_header),
+            Self::Header(name) if name == "authorization" => header(name).map(credential),
+            Self::Header(name) => header(name),
+            Self::Model => asked.facts.model.as_deref(),
+            Self::Ip => asked.address,
+        }
+    }
+}
+
+/// The hash of a key's values.
+pub(super) fn hash(parts: &[Part], asked: &Asked<'_>, identity: &Identity, seed: u64) -> u64 {
+    let mut hash = Xxh64::new(seed);
+    for part in parts {
+        let value = part.value(asked, identity);
+        match (part, value.and_then(network)) {
+            (Part::Ip, Some(network)) => hash.update(&network),
+            _ => {
+                let value = value.unwrap_or_default().as_bytes();
+                hash.update(&(value.len() as u64).to_le_bytes());
+                hash.update(value);
+            }
+        }
+    }
+    hash.digest()
+}
+
+/// What follows the scheme, which could be written in many ways: the same credential is to be the same key.
+fn credential(value: &str) -> &str {
+    value.trim().split_once(' ').map_or(value, |(_, credential)| credential).trim()
+}
+
+/// An address without its port; of IPv6 the network of 64 bits.
+fn network(address: &str) -> Option<[u8; 8]> {
+    let ip = address.parse::<SocketAddr>().map(|address| address.ip()).or_else(|_| address.parse()).ok()?;
+    match ip {
+        IpAddr::V4(ip) => Some(u64::from(u32::from(ip)).to_be_bytes()),
+        IpAddr::V6(ip) => match ip.to_ipv4_mapped() {
+            Some(ip) => Some(u64::from(u32::from(ip)).to_be_bytes()),
+            None => ip.octets().first_chunk().copied(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::Dialect;
+    #[cfg(target_arch = "wasm32")]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
+
+    fn of(parts: &[Part], headers: &'static [(&'static str, &'static str)], address: &str) -> u64 {
+        let facts = Facts {
+            dialect: Dialect::Chat,
+            model: Some("m".into()),
+            stream: false,
+            prompt_tokens: 1,
+            max_output_tokens: None,
+        };
+        let header = |name: &str| headers.iter().find(|(own, _)| *own == name).map(|(_, value)| *value);
+        let asked = Asked { facts: &facts, header: &header, address: Some(address) };
+        hash(parts, &asked, &Identity::default(), 3)
+    }
+
+    #[test]
+    fn a_credential_is_one_key_however_its_scheme_is_written() {
+        let key = |headers| of(&[Part::ApiKey], headers, "");
+        let plain = key(&[("authorization", "Bearer k1")]);
+        assert_eq!(key(&[("authorization", "bEARER   k1 ")]), plain);
+        assert_eq!(key(&[("x-api-key", "k1")]), plain);
+        assert_eq!(key(&[("authorization", "k1")]), plain);
+        assert_ne!(key(&[("authorization", "Bearer k2")]), plain);
+        assert_eq!(key(&[]), key(&[("authorization", "")]));
+        assert_eq!(of(&[Part::Header("authorization".into())], &[("authorization", "Basic k1")], ""), plain);
+    }
+
+    #[test]
+    fn parts_do_not_run_into_each_other_and_addresses_are_networks() {
+        let both = [Part::Consumer, Part::Tenant];
+        let (consumer, tenant) = ("x-consumer-username", "x-llm-d-inference-fairness-id");
+        let one = of(&both, Box::leak(Box::new([(consumer, "ab"), (tenant, "c")])), "");
+        let other = of(&both, Box::leak(Box::new([(consumer, "a"), (tenant, "bc")])), "");
+        assert_ne!(one, other);
+        let ip = |address| of(&[Part::Ip], &[], address);
+        assert_eq!(ip("10.0.0.1:7"), ip("10.0.0.1:8"));
+        assert_eq!(ip("10.0.0.1:7"), ip("[::ffff:10.0.0.1]:8"));
+        assert_ne!(ip("10.0.0.1:7"), ip("10.0.0.2:7"));
+        assert_eq!(ip("[2001:db8::1]:7"), ip("[2001:db8::2]:9"));
+        assert_ne!(ip("[2001:db8::1]:7"), ip("[2001:db8:0:1::1]:7"));
+    }
+}

@@ -1,0 +1,247 @@
+//! Whether a request may be admitted, and what it is charged.
+//!
+//! A limit allows so many tokens, or requests, per key and window ([`Limit`]). A request is admitted when every limit that
+//! matches it has room for what it may cost; then that is charged at once in all of them, and corrected once when it is over
+//! ([`Limits::settle`]). Checking and charging are one step: however many requests come at the same moment, in
+//! no window more is admitted than the limit (`window.rs` says how windows slide, `cost.rs` what a request costs,
+//! `account.rs` how a charge is corrected).
+//!
+//! Where the counts are kept is the caller's: a [`Store`] of versioned bytes. All who share a store share the limits; a
+//! change that meets another one is done over with what is there then, so none is lost. A request reads each of its
+//! counts once and writes it once, and the same again when it is over; one that is refused writes nothing.
+//!
+//! Not here: queues, priorities, budgets in money.
+
+mod account;
+mod answer;
+mod book;
+mod cost;
+mod key;
+mod rule;
+mod usual;
+mod verdict;
+mod window;
+
+pub use account::Standing;
+pub use answer::Answer;
+pub use cost::{Config as CostConfig, Cost, Estimate, Outcome, Reserve, Weight, Weights};
+pub use key::{Asked, Identity, Part};
+pub use rule::{Config, Limit, Quantity, Unit, When};
+pub use verdict::{Admitted, Charge, Denied, Reason, Ticket, Verdict};
+pub use window::{CELLS, Cells, Span};
+
+use crate::instant::Instant;
+use crate::invalid::Invalid;
+use book::Book;
+use rule::Rule;
+use verdict::Hold;
+
+/// Versioned bytes by name, shared by all who count together.
+pub trait Store {
+    /// A value and its version.
+    fn get(&self, name: &str) -> Option<(Vec<u8>, u32)>;
+    /// Writes a value if `version` is still its version; `None`: if there is none yet. Says whether it did.
+    fn put(&self, name: &str, value: &[u8], version: Option<u32>) -> bool;
+}
+
+/// The limits of a configuration.
+#[derive(Debug)]
+pub struct Limits {
+    rules: Vec<Rule>,
+    cost: Cost,
+    identity: Identity,
+    seed: u64,
+}
+
+/// How often a change is done over. Each time another one has succeeded; so many in a row do not happen.
+const TRIES: u32 = 1_000;
+
+impl Limits {
+    /// Checks a configuration. `seed` is a secret that all who share a store have in common.
+    pub fn new(config: &Config, seed: u64) -> Result<Self, Invalid> {
+        let mut rules: Vec<Rule> = Vec::with_capacity(config.limits.len());
+        for (at, limit) in config.limits.iter().enumerate() {
+            let within = |invalid: Invalid| invalid.within(&format!("limits[{at}]"));
+            let rule = Rule::new(limit, config.lease_ms).map_err(within)?;
+            if rules.iter().any(|other| other.name == rule.name) {
+                return Err(within(Invalid::new(
+                    "name",
+                    format!("{} is the name of another limit", rule.name),
+                )));
+            }
+            rules.push(rule);
+        }
+        let cost = Cost::new(config.cost.clone()).map_err(|invalid| invalid.within("cost"))?;
+        Ok(Self { rules, cost, identity: config.identity.clone(), seed })
+    }
+
+    /// Whether any limit looks at headers.
+    pub fn needs_headers(&self) -> bool {
+        self.rules.iter().any(Rule::needs_headers)
+    }
+
+    /// Whether any limit looks at the client's address.
+    pub fn needs_address(&self) -> bool {
+        self.rules.iter().any(|rule| rule.key.contains(&Part::Ip))
+    }
+
+    /// Admits a request and charges what it may cost, in all limits or in none.
+    pub fn admit(&self, store: &dyn Store, asked: &Asked<'_>, now: Instant) -> Verdict {
+        let matching = self.rules.iter().enumerate().filter(|(_, rule)| rule.matches(asked));
+        let holds: Vec<Hold> = matching
+            .map(|(at, rule)| Hold { rule: at, key: key::hash(&rule.key, asked, &self.identity, self.seed) })
+            .collect();
+        if holds.is_empty() {
+            return Verdict::Unlimited;
+        }
+        let mut estimate = self.cost.estimate(asked.facts);
+        let tokens = |hold: &Hold| Some((self.rules.get(hold.rule)?.tokens()?, hold.rule));
+        if let Some(((most, secs), at)) = holds.iter().filter_map(tokens).min() {
+            if estimate.firm > most {
+                let name = self.rules.get(at).map_or("", |rule| &rule.name);
+                return Verdict::Denied(Box::new(Denied::too_large(at, name, most, secs, estimate.firm)));
+            }
+            estimate.cost = estimate.cost.min(most);
+        }
+        match self.charge_all(store, &holds, estimate.cost, now) {
+            Err(denied) => Verdict::Denied(denied),
+            Ok(charged) => Verdict::Admitted(Admitted {
+                tokens: first_to_end(charged.iter().filter_map(|charged| charged.tokens)),
+                requests: first_to_end(charged.iter().filter_map(|charged| charged.requests)),
+                evicted: charged.iter().map(|charged| u32::from(charged.evicted)).sum(),
+                ticket: Ticket::new(holds, &estimate, asked.facts, now),
+            }),
+        }
+    }
+
+    /// A request is over: charges what it used in place of what was charged in advance.
+    pub fn settle(&mut self, store: &dyn Store, ticket: Ticket, outcome: &Outcome, now: Instant) -> Charge {
+        let Ticket { holds, at, reserved, input, prompt_tokens, model } = ticket;
+        let (cost, estimated) = self.cost.charge(model.as_deref(), input, reserved, outcome);
+        for hold in &holds {
+            let Some(rule) = self.rules.get(hold.rule) else { continue };
+            if rule.max_in_flight.is_some() || cost != reserved && rule.tokens().is_some() {
+                self.change(store, *hold, now, |rule, book| {
+                    book.account.settle(rule, at, reserved, cost, now);
+                });
+            }
+        }
+        if let (Outcome::Used(usage), Some(model)) = (outcome, &model) {
+            self.cost.learn(model, prompt_tokens, usage);
+        }
+        Charge { cost, estimated }
+    }
+
+    /// Charges in all limits, or in none. All are looked at before the first is written, so a request that is refused
+    /// usually writes nothing; if one fills up meanwhile, what was written is taken back. One alone need not be
+    /// looked at twice.
+    fn charge_all(
+        &self,
+        store: &dyn Store,
+        holds: &[Hold],
+        cost: u64,
+        now: Instant,
+    ) -> Result<Vec<Charged>, Box<Denied>> {
+        let mut found = Vec::with_capacity(holds.len());
+        let mut denied: Option<Denied> = None;
+        for hold in holds {
+            let Some(rule) = self.rules.get(hold.rule) else { continue };
+            let name = place(rule, hold.key);
+            let stored = store.get(&name);
+            if holds.len() > 1 {
+                let book = open(stored.as_ref(), hold.key, rule, now);
+                let next = book.account.block(rule, cost, now);
+                let next = next.map(|block| Denied::new(hold.rule, rule, &block, &book, cost, now));
+                denied = match (denied, next) {
+                    (Some(denied), Some(next)) if denied.wait < next.wait => Some(next),
+                    (denied, next) => denied.or(next),
+                };
+            }
+            found.push((*hold, rule, name, stored));
+        }
+        if let Some(denied) = denied {
+            return Err(Box::new(denied));
+        }
+        let mut charged = Vec::with_capacity(found.len());
+        for (hold, rule, name, stored) in found {
+            match charge(store, hold, rule, &name, stored, cost, now) {
+                Ok(one) => charged.push(one),
+                Err(denied) => {
+                    for Hold { rule, key } in holds.iter().take(charged.len()) {
+                        self.change(store, Hold { rule: *rule, key: *key }, now, |rule, book| {
+                            book.account.cancel(rule, cost, now);
+                        });
+                    }
+                    return Err(denied);
+                }
+            }
+        }
+        Ok(charged)
+    }
+
+    /// Changes one account, over again until no other change came between.
+    fn change(&self, store: &dyn Store, hold: Hold, now: Instant, change: impl Fn(&Rule, &mut Book<'_>)) {
+        let Some(rule) = self.rules.get(hold.rule) else { return };
+        let name = place(rule, hold.key);
+        for _ in 0..TRIES {
+            let stored = store.get(&name);
+            let mut book = open(stored.as_ref(), hold.key, rule, now);
+            change(rule, &mut book);
+            let (bytes, _) = book.close(rule);
+            if store.put(&name, &bytes, stored.map(|(_, version)| version)) {
+                return;
+            }
+        }
+    }
+}
+
+/// What was charged in one limit.
+#[derive(Clone, Copy, Debug)]
+struct Charged {
+    tokens: Option<Standing>,
+    requests: Option<Standing>,
+    evicted: bool,
+}
+
+/// The name of the stored value that has a key's account.
+fn place(rule: &Rule, key: u64) -> String {
+    format!("weir.limit.{:016x}.{:x}", rule.id, key % rule.books.max(1))
+}
+
+fn open<'a>(stored: Option<&'a (Vec<u8>, u32)>, key: u64, rule: &Rule, now: Instant) -> Book<'a> {
+    Book::open(stored.map_or(&[], |(bytes, _)| bytes), key, rule, now)
+}
+
+/// Charges in one limit, beginning with what was found there.
+fn charge(
+    store: &dyn Store,
+    hold: Hold,
+    rule: &Rule,
+    name: &str,
+    mut stored: Option<(Vec<u8>, u32)>,
+    cost: u64,
+    now: Instant,
+) -> Result<Charged, Box<Denied>> {
+    for _ in 0..TRIES {
+        let mut book = open(stored.as_ref(), hold.key, rule, now);
+        if let Some(block) = book.account.block(rule, cost, now) {
+            return Err(Box::new(Denied::new(hold.rule, rule, &block, &book, cost, now)));
+        }
+        book.account.reserve(rule, cost, now);
+        let tokens = book.account.standing(rule, Unit::Tokens, now);
+        let requests = book.account.standing(rule, Unit::Requests, now);
+        let (bytes, evicted) = book.close(rule);
+        if store.put(name, &bytes, stored.as_ref().map(|(_, version)| *version)) {
+            return Ok(Charged { tokens, requests, evicted });
+        }
+        stored = store.get(name);
+    }
+    Err(Box::new(Denied::contended(hold.rule, rule, cost)))
+}
+
+fn first_to_end(standings: impl Iterator<Item = Standing>) -> Option<Standing> {
+    standings.min_by_key(|standing| (standing.remaining, std::cmp::Reverse(standing.reset)))
+}
+
+#[cfg(test)]
+mod tests;
