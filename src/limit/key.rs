@@ -141,6 +141,7 @@ mod tests {
             model: Some("m".into()),
             stream: false,
             prompt_tokens: 1,
+            prompt_units: 1,
             max_output_tokens: None,
         };
         let header = |name: &str| headers.iter().find(|(own, _)| *own == name).map(|(_, value)| *value);

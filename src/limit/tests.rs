@@ -48,6 +48,7 @@ fn facts(prompt_tokens: u32, most: Option<u32>) -> Facts {
         model: Some("m".into()),
         stream: true,
         prompt_tokens,
+        prompt_units: 1,
         max_output_tokens: most,
     }
 }
