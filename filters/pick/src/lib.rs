@@ -112,7 +112,9 @@ impl Filter for Pick {
 
     fn request_headers(&mut self, stream: &mut Stream, host: &dyn Host, _end: bool) -> Flow {
         let known = host.property(&[wire::BLOCKS]).and_then(|bytes| wire::read_blocks(&bytes));
-        let pool = known.as_ref().and_then(|(facts, _)| self.pools.of_model(facts.model.as_deref()?));
+        // An adapter that no pool lists is served where its base is.
+        let models = known.iter().flat_map(|(facts, _)| [&facts.model, &facts.base_model]).flatten();
+        let pool = models.into_iter().find_map(|model| self.pools.of_model(model));
         let (Some((facts, blocks)), Some(pool)) = (known, pool) else {
             host.add(self.metrics.unrouted, 1);
             host.remove_header(Of::Request, wire::DESTINATION);
