@@ -8,20 +8,27 @@
 
 use crate::policy::Demand;
 use crate::pool::Ask;
-use crate::request::{Dialect, Facts};
+use crate::request::{Dialect, Facts, word};
 use crate::response::{Report, Status, Usage};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::fmt::Write;
 
 /// Header: the model of the body. Routes match on it.
 pub const MODEL: &str = "x-gateway-model-name";
+/// Header: the model that [`MODEL`] is an adapter of.
+pub const BASE_MODEL: &str = "x-gateway-base-model-name";
+/// Header of clients: the name of an objective, as llm-d has it.
+pub const OBJECTIVE: &str = "x-llm-d-inference-objective";
+/// Header of clients, or of whoever authenticates them: the tenant, as llm-d has it.
+pub const FAIRNESS_ID: &str = "x-llm-d-inference-fairness-id";
 /// Header: where `override_host` sends the request, an ordered list.
 pub const DESTINATION: &str = "x-gateway-destination-endpoint";
 
 /// Headers that steer the gateway and that a client may not set. Removed on entry, in every case.
 pub const CONTROL: [&str; 21] = [
     MODEL,
-    "x-gateway-base-model-name",
+    BASE_MODEL,
     DESTINATION,
     "x-gateway-destination-endpoint-subset",
     "x-gateway-destination-endpoint-served",
@@ -184,7 +191,40 @@ pub fn blocks(bytes: &[u8]) -> Vec<u64> {
     bytes.chunks_exact(8).filter_map(|bytes| Some(u64::from_le_bytes(bytes.try_into().ok()?))).collect()
 }
 
-/// Facts as filter state. A model has no spaces (`request` refuses others).
+/// A name as one word of visible ASCII, for headers and lines of fields: every byte that is not visible ASCII, and `%`,
+/// becomes `%` and two hex digits in capitals. Names that differ give words that differ. Most names are left as they are.
+pub fn encode(name: &str) -> Cow<'_, str> {
+    let plain = |byte: u8| byte.is_ascii_graphic() && byte != b'%';
+    if name.bytes().all(plain) {
+        return name.into();
+    }
+    let mut word = String::with_capacity(name.len().saturating_mul(2));
+    for byte in name.bytes() {
+        match plain(byte) {
+            true => word.push(char::from(byte)),
+            false => {
+                let _ = write!(word, "%{byte:02X}");
+            }
+        }
+    }
+    word.into()
+}
+
+/// The name that [`encode`] made a word of; `None` for what it makes of none.
+pub fn decode(word: &str) -> Option<String> {
+    let mut pieces = word.split('%');
+    let mut bytes = pieces.next()?.as_bytes().to_vec();
+    for piece in pieces {
+        let (digits, rest) = piece.split_at_checked(2)?;
+        bytes.push(u8::from_str_radix(digits, 16).ok()?);
+        bytes.extend_from_slice(rest.as_bytes());
+    }
+    let name = String::from_utf8(bytes).ok()?;
+    // One name, one word.
+    (encode(&name) == word).then_some(name)
+}
+
+/// Facts as filter state: fields with a value, as one line.
 pub fn write_facts(facts: &Facts) -> String {
     let mut line = format!(
         "dialect={} stream={} prompt_tokens={} prompt_units={}",
@@ -193,37 +233,68 @@ pub fn write_facts(facts: &Facts) -> String {
         facts.prompt_tokens,
         facts.prompt_units
     );
-    if let Some(most) = facts.max_output_tokens {
-        let _ = write!(line, " max_output_tokens={most}");
+    for (key, number) in
+        [("max_output_tokens", facts.max_output_tokens), ("thinking_tokens", facts.thinking_tokens)]
+    {
+        if let Some(number) = number {
+            let _ = write!(line, " {key}={number}");
+        }
     }
-    if let Some(model) = &facts.model {
-        let _ = write!(line, " model={model}");
+    if let Some(priority) = facts.priority {
+        let _ = write!(line, " priority={priority}");
+    }
+    for (key, hash) in [("tenant", facts.tenant), ("session", facts.session), ("user", facts.user)] {
+        if let Some(hash) = hash {
+            let _ = write!(line, " {key}={hash:016x}");
+        }
+    }
+    let words = [("effort", &facts.effort), ("objective", &facts.objective), ("tier", &facts.tier)];
+    for (key, word) in words.into_iter().chain([("base_model", &facts.base_model), ("model", &facts.model)]) {
+        if let Some(word) = word {
+            let _ = write!(line, " {key}={}", encode(word));
+        }
     }
     line
 }
 
-/// Facts from filter state.
+/// Facts from filter state. `None` for a line that [`write_facts`] would not write; fields it does not know are passed
+/// over, so that filters of two versions can work together.
 pub fn read_facts(line: &str) -> Option<Facts> {
-    let mut facts = Facts {
-        dialect: Dialect::Chat,
-        model: None,
-        stream: false,
-        prompt_tokens: 0,
-        prompt_units: 0,
-        max_output_tokens: None,
-    };
-    for field in line.split(' ') {
-        match field.split_once('=')? {
-            ("dialect", name) => facts.dialect = Dialect::of_name(name)?,
-            ("stream", flag) => facts.stream = flag == "1",
-            ("prompt_tokens", n) => facts.prompt_tokens = n.parse().ok()?,
-            ("prompt_units", n) => facts.prompt_units = n.parse().ok()?,
-            ("max_output_tokens", n) => facts.max_output_tokens = Some(n.parse().ok()?),
-            ("model", name) => facts.model = Some(name.to_owned()),
+    let mut facts = Facts::of(Dialect::Chat);
+    let mut fields = line.split(' ').map(|field| field.split_once('='));
+    let ("dialect", name) = fields.next()?? else { return None };
+    facts.dialect = Dialect::of_name(name)?;
+    for field in fields {
+        match field? {
+            ("stream", "0") => facts.stream = false,
+            ("stream", "1") => facts.stream = true,
+            ("prompt_tokens", n) => facts.prompt_tokens = number(n)?,
+            ("prompt_units", n) => facts.prompt_units = number(n)?,
+            ("max_output_tokens", n) => facts.max_output_tokens = Some(number(n)?),
+            ("thinking_tokens", n) => facts.thinking_tokens = Some(number(n)?),
+            ("priority", n) => facts.priority = Some(n.parse().ok().filter(|i: &i32| i.to_string() == n)?),
+            ("tenant", hash) => facts.tenant = Some(read_hash(hash)?),
+            ("session", hash) => facts.session = Some(read_hash(hash)?),
+            ("user", hash) => facts.user = Some(read_hash(hash)?),
+            ("effort", text) => facts.effort = Some(word(text)?),
+            ("objective", text) => facts.objective = Some(word(text)?),
+            ("tier", text) => facts.tier = Some(word(text)?),
+            ("base_model", text) => facts.base_model = Some(decode(text)?),
+            ("model", text) => facts.model = Some(decode(text)?),
+            ("dialect" | "stream", _) => return None,
             _ => {}
         }
     }
     Some(facts)
+}
+
+fn number(digits: &str) -> Option<u32> {
+    digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
+}
+
+fn read_hash(digits: &str) -> Option<u64> {
+    let fits = digits.len() == 16 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    fits.then(|| u64::from_str_radix(digits, 16).ok())?
 }
 
 impl Facts {
@@ -315,21 +386,58 @@ mod tests {
 
     #[test]
     fn facts_survive_the_way() {
-        for (model, max_output_tokens) in [(None, None), (Some("org/m-7b:x=y"), Some(7))] {
-            let facts = Facts {
-                dialect: Dialect::Messages,
-                model: model.map(str::to_owned),
-                stream: true,
-                prompt_tokens: 12,
-                prompt_units: 1,
-                max_output_tokens,
-            };
+        let full = Facts {
+            model: Some("org/m-7b:x=y".into()),
+            base_model: Some("Größe 7%".into()),
+            stream: true,
+            prompt_tokens: 12,
+            prompt_units: 1,
+            max_output_tokens: Some(7),
+            effort: Some("low".into()),
+            thinking_tokens: Some(3),
+            priority: Some(-4),
+            objective: Some("batch".into()),
+            tier: Some("flex".into()),
+            tenant: Some(0),
+            session: Some(1),
+            user: Some(u64::MAX),
+            ..Facts::of(Dialect::Messages)
+        };
+        for facts in [Facts::of(Dialect::Tokens), full] {
             let line = write_facts(&facts);
             assert_eq!(read_blocks(&write_blocks(&line, &[3, 10])), Some((facts.clone(), vec![3, 10])));
             assert_eq!(read_facts(&line), Some(facts));
         }
+        for line in [
+            "",
+            "stream=1 dialect=chat",
+            "stream=2",
+            "prompt_tokens=+1",
+            "tenant=1",
+            "effort=a%20b",
+            "model=%6D",
+        ] {
+            let line =
+                if line.contains("dialect") { line.to_owned() } else { format!("dialect=chat {line}") };
+            assert_eq!(read_facts(&line), None, "{line}");
+        }
         assert_eq!(read_facts("nonsense"), None);
         assert_eq!(read_blocks(b"dialect=chat"), None);
+    }
+
+    #[test]
+    fn a_name_becomes_one_word_and_comes_back() {
+        let names = ["m", "org/m-7b:x", "a b", "a%20b", "%", "Größe", " m", "m\u{7f}", "\r\nx: y"];
+        let words = names.map(encode);
+        for (name, word) in names.iter().zip(&words) {
+            assert!(word.bytes().all(|byte| byte.is_ascii_graphic()), "{word}");
+            assert_eq!(decode(word).as_deref(), Some(*name));
+            assert_eq!(words.iter().filter(|other| *other == word).count(), 1, "{word}");
+        }
+        assert_eq!(encode("a b%"), "a%20b%25");
+        for word in ["%", "%2", "a%zz", "%+1", "%41", "%2f", "%c3%bc", "%FF", "a b"] {
+            assert_eq!(decode(word), None, "{word}");
+        }
     }
 
     #[test]

@@ -136,14 +136,7 @@ mod tests {
     use wasm_bindgen_test::wasm_bindgen_test as test;
 
     fn of(parts: &[Part], headers: &'static [(&'static str, &'static str)], address: &str) -> u64 {
-        let facts = Facts {
-            dialect: Dialect::Chat,
-            model: Some("m".into()),
-            stream: false,
-            prompt_tokens: 1,
-            prompt_units: 1,
-            max_output_tokens: None,
-        };
+        let facts = Facts { model: Some("m".into()), ..Facts::of(Dialect::Chat) };
         let header = |name: &str| headers.iter().find(|(own, _)| *own == name).map(|(_, value)| *value);
         let asked = Asked { facts: &facts, header: &header, address: Some(address) };
         hash(parts, &asked, &Identity::default(), 3)

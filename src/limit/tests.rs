@@ -44,12 +44,11 @@ fn limits(json: &str) -> Limits {
 
 fn facts(prompt_tokens: u32, most: Option<u32>) -> Facts {
     Facts {
-        dialect: Dialect::Chat,
         model: Some("m".into()),
         stream: true,
         prompt_tokens,
-        prompt_units: 1,
         max_output_tokens: most,
+        ..Facts::of(Dialect::Chat)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::dialect::Dialect;
 use super::segment::{Content, Segment};
-use super::sink::{Sink, To, next, next_key, skip};
+use super::sink::{Count, Inner, Sink, To, next, next_key, skip};
 use serde::de::{Deserializer, MapAccess, SeqAccess};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
@@ -24,23 +24,66 @@ pub(super) enum Model<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Body<'a> {
     prompt_fields: &'static [&'static str],
+    /// A field that came twice. Which of two counts is not the same everywhere: Python's last, RapidJSON's first.
+    pub twice: Option<&'static str>,
     pub model: Model<'a>,
     pub stream: bool,
-    pub max_tokens: Option<u64>,
-    pub max_completion_tokens: Option<u64>,
-    pub max_output_tokens: Option<u64>,
-    pub max_new_tokens: Option<u64>,
-    n: Option<u64>,
-    best_of: Option<u64>,
+    pub max_tokens: Count,
+    pub max_completion_tokens: Count,
+    pub max_output_tokens: Count,
+    /// The bound in `sampling_params`, vLLM's or SGLang's.
+    pub sampled: Count,
+    pub n: Count,
+    best_of: Count,
     tools: Option<&'a RawValue>,
     system: Vec<Segment<'a>>,
-    turns: Vec<Segment<'a>>,
+    pub turns: Vec<Segment<'a>>,
     prompts: u64,
     // What changes the prompt, or who may share its cache, without being text of it.
     cache_salt: Option<&'a RawValue>,
-    effort: Option<&'a RawValue>,
+    reasoning_effort: Option<&'a RawValue>,
+    reasoning: Option<&'a RawValue>,
+    thinking: Option<&'a RawValue>,
     template: Option<&'a RawValue>,
+    // Who asks, and what for.
+    pub user: Option<Cow<'a, str>>,
+    safety_identifier: Option<Cow<'a, str>>,
+    metadata: Option<&'a RawValue>,
+    prompt_cache_key: Option<Cow<'a, str>>,
+    conversation: Option<&'a RawValue>,
+    output_config: Option<&'a RawValue>,
+    priority: Option<i64>,
+    pub service_tier: Option<Cow<'a, str>>,
 }
+
+/// The fields that are read and may come once, besides the prompt's.
+const FIELDS: [&str; 25] = [
+    "model",
+    "stream",
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "n",
+    "best_of",
+    "sampling_params",
+    "tools",
+    "cache_salt",
+    "reasoning_effort",
+    "reasoning",
+    "thinking",
+    "chat_template_kwargs",
+    "system",
+    "instructions",
+    "user",
+    "safety_identifier",
+    "metadata",
+    "prompt_cache_key",
+    "conversation",
+    "output_config",
+    "priority",
+    "service_tier",
+    "messages",
+];
 
 impl<'a> Body<'a> {
     pub(super) fn read(text: &'a str, dialect: Dialect) -> Result<Self, serde_json::Error> {
@@ -57,9 +100,9 @@ impl<'a> Body<'a> {
         self.system.len() >= MOST_PIECES || self.turns.len() >= MOST_PIECES
     }
 
-    /// Answers asked for per prompt.
-    pub(super) fn choices(&self) -> u64 {
-        self.n.max(self.best_of).unwrap_or(1).max(1)
+    /// Answers asked for per prompt; `None` when nobody knows.
+    pub(super) fn choices(&self) -> Option<u64> {
+        Some(self.n.larger(self.best_of).or(Some(1))?.max(1))
     }
 
     /// Prompts in the request.
@@ -70,11 +113,49 @@ impl<'a> Body<'a> {
     /// Everything that keeps two equal texts from sharing a cache.
     pub(super) fn seed(&self, model: Option<&str>) -> Vec<u8> {
         let mut seed = model.unwrap_or_default().as_bytes().to_vec();
-        for part in [self.cache_salt, self.effort, self.template] {
+        for part in [self.cache_salt, self.reasoning_effort, self.reasoning, self.thinking, self.template] {
             seed.push(0);
             seed.extend_from_slice(part.map_or("", RawValue::get).as_bytes());
         }
         seed
+    }
+
+    /// How hard the model is asked to think, in a word.
+    pub(super) fn effort(&self) -> Option<Cow<'a, str>> {
+        let all = [self.reasoning_effort, self.reasoning, self.output_config];
+        all.into_iter().find_map(|json| Inner::of(json, "effort").text)
+    }
+
+    /// How many tokens it may think.
+    pub(super) fn thinking_tokens(&self) -> Option<u64> {
+        Inner::of(self.thinking, "budget_tokens").number
+    }
+
+    /// vLLM's priority: lower comes first.
+    pub(super) fn priority(&self) -> Option<i32> {
+        self.priority.map(|value| i32::try_from(value).unwrap_or(if value < 0 { i32::MIN } else { i32::MAX }))
+    }
+
+    /// What the client says keeps its requests together.
+    pub(super) fn session(&self) -> Option<Cow<'a, str>> {
+        let conversation = || Inner::of(self.conversation, "id").text;
+        conversation().or_else(|| self.prompt_cache_key.clone()).filter(|name| !name.is_empty())
+    }
+
+    /// The client's name for its own user.
+    pub(super) fn user(&self) -> Option<Cow<'a, str>> {
+        let given = self.safety_identifier.clone().or_else(|| self.user.clone());
+        given.or_else(|| Inner::of(self.metadata, "user_id").text).filter(|name| !name.is_empty())
+    }
+
+    fn note(&mut self, key: &str, seen: &mut u64) {
+        let fields = FIELDS.iter().chain(self.prompt_fields.iter().filter(|field| **field != "messages"));
+        let Some((place, field)) = fields.enumerate().find(|(_, field)| **field == key) else { return };
+        let bit = 1_u64.checked_shl(place as u32).unwrap_or(0);
+        if *seen & bit != 0 {
+            self.twice = Some(field);
+        }
+        *seen |= bit;
     }
 
     /// Tools, then the system's words, then the turns: the order of every known chat template.
@@ -96,17 +177,14 @@ impl<'a> Body<'a> {
 
 impl<'a> Sink<'a> for Body<'a> {
     fn map<A: MapAccess<'a>>(&mut self, mut map: A) -> Result<(), A::Error> {
-        // A field that comes twice: the last one counts, as it does for the engine (Python's json). Only the
-        // model is too dear for that.
+        let mut seen = 0;
+        let mut other_model = false;
         while let Some(key) = next_key(&mut map)? {
+            self.note(&key, &mut seen);
             match &*key {
                 "model" => {
-                    let seen = !matches!(self.model, Model::Absent);
                     self.model = Model::Wrong("not a string");
                     map.next_value_seed(To(&mut self.model))?;
-                    if seen {
-                        self.model = Model::Wrong("given more than once");
-                    }
                 }
                 "stream" => self.stream = next::<Option<u64>, _>(&mut map)?.is_some_and(|value| value != 0),
                 "max_tokens" => self.max_tokens = next(&mut map)?,
@@ -115,39 +193,50 @@ impl<'a> Sink<'a> for Body<'a> {
                 "n" => self.n = next(&mut map)?,
                 "best_of" => self.best_of = next(&mut map)?,
                 "sampling_params" => map.next_value_seed(To(&mut Sampling(self)))?,
-                "tools" => {
-                    self.tools = Some(map.next_value()?).filter(|tools: &&RawValue| tools.get() != "null")
-                }
-                "cache_salt" => self.cache_salt = Some(map.next_value()?),
-                "reasoning_effort" | "reasoning" | "thinking" => self.effort = Some(map.next_value()?),
-                "chat_template_kwargs" => self.template = Some(map.next_value()?),
+                "tools" => self.tools = raw(&mut map)?,
+                "cache_salt" => self.cache_salt = raw(&mut map)?,
+                "reasoning_effort" => self.reasoning_effort = raw(&mut map)?,
+                "reasoning" => self.reasoning = raw(&mut map)?,
+                "thinking" => self.thinking = raw(&mut map)?,
+                "chat_template_kwargs" => self.template = raw(&mut map)?,
+                "user" => self.user = next(&mut map)?,
+                "safety_identifier" => self.safety_identifier = next(&mut map)?,
+                "metadata" => self.metadata = raw(&mut map)?,
+                "prompt_cache_key" => self.prompt_cache_key = next(&mut map)?,
+                "conversation" => self.conversation = raw(&mut map)?,
+                "output_config" => self.output_config = raw(&mut map)?,
+                "priority" => self.priority = next(&mut map)?,
+                "service_tier" => self.service_tier = next(&mut map)?,
                 "system" => {
-                    self.system.clear();
-                    map.next_value_seed(To(&mut Prompt {
-                        role: "system",
-                        level: Level::Parts,
-                        into: &mut self.system,
-                    }))?;
+                    let into = &mut self.system;
+                    map.next_value_seed(To(&mut Prompt { role: "system", level: Level::Parts, into }))?;
                 }
                 "instructions" => {
-                    self.system.clear();
                     let into = &mut self.system;
                     map.next_value_seed(To(&mut Prompt { role: "instructions", level: Level::Parts, into }))?;
                 }
                 field if self.prompt_fields.contains(&field) => {
-                    self.turns.clear();
-                    map.next_value_seed(To(&mut Prompt {
-                        role: "",
-                        level: Level::Whole,
-                        into: &mut self.turns,
-                    }))?;
-                    self.prompts = self.turns.len() as u64;
+                    let before = self.turns.len();
+                    let into = &mut self.turns;
+                    map.next_value_seed(To(&mut Prompt { role: "", level: Level::Whole, into }))?;
+                    self.prompts = self.turns.len().saturating_sub(before) as u64;
                 }
-                _ => skip(&mut map)?,
+                field => {
+                    other_model |= field.eq_ignore_ascii_case("model");
+                    skip(&mut map)?;
+                }
             }
+        }
+        if other_model {
+            self.model = Model::Wrong("also given in another spelling, which some engines take for it");
         }
         Ok(())
     }
+}
+
+/// The next value as it stands; `null` is none.
+fn raw<'a, A: MapAccess<'a>>(map: &mut A) -> Result<Option<&'a RawValue>, A::Error> {
+    Ok(Some(map.next_value::<&RawValue>()?).filter(|value| value.get() != "null"))
 }
 
 impl<'a> Sink<'a> for Model<'a> {
@@ -156,15 +245,20 @@ impl<'a> Sink<'a> for Model<'a> {
     }
 }
 
-/// SGLang's `sampling_params`.
+/// `sampling_params`: vLLM's, SGLang's, or SGLang's for each prompt of a list, of which the largest counts.
 struct Sampling<'b, 'a>(&'b mut Body<'a>);
 
 impl<'a> Sink<'a> for Sampling<'_, 'a> {
+    fn seq<A: SeqAccess<'a>>(&mut self, mut seq: A) -> Result<(), A::Error> {
+        while seq.next_element_seed(To(self))?.is_some() {}
+        Ok(())
+    }
+
     fn map<A: MapAccess<'a>>(&mut self, mut map: A) -> Result<(), A::Error> {
         while let Some(key) = next_key(&mut map)? {
             match &*key {
-                "max_new_tokens" => self.0.max_new_tokens = next(&mut map)?,
-                "n" => self.0.n = next(&mut map)?,
+                "max_new_tokens" | "max_tokens" => self.0.sampled = self.0.sampled.larger(next(&mut map)?),
+                "n" => self.0.n = self.0.n.larger(next(&mut map)?),
                 _ => skip(&mut map)?,
             }
         }

@@ -1,84 +1,182 @@
-//! The APIs that clients speak: where they are found, and what bounds their output. One row each.
+//! The APIs that clients speak: where they are found, and what of a body matters there. One row each.
 
 use super::body::Body;
 
 /// An API for inference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
-    /// OpenAI `/v1/chat/completions`.
+    /// OpenAI chat completions.
     Chat,
-    /// OpenAI `/v1/completions`.
+    /// OpenAI completions.
     Completions,
-    /// OpenAI `/v1/responses`.
+    /// OpenAI responses.
     Responses,
-    /// OpenAI `/v1/embeddings`.
+    /// OpenAI embeddings.
     Embeddings,
-    /// Anthropic `/v1/messages`.
+    /// OpenAI moderations.
+    Moderations,
+    /// OpenAI images: generations, and edits and variations, which upload some.
+    Images,
+    /// OpenAI speech from text.
+    Speech,
+    /// OpenAI text from speech: transcriptions and translations, which upload it.
+    Transcriptions,
+    /// Anthropic messages.
     Messages,
-    /// SGLang `/generate`.
+    /// Anthropic's count of a message's tokens.
+    CountTokens,
+    /// vLLM's tokens in, tokens out.
+    Tokens,
+    /// SGLang's own.
     Generate,
+    /// Documents by how well they answer a query: Jina's and Cohere's, as vLLM and SGLang serve them.
+    Rerank,
+    /// vLLM's and SGLang's scores of pairs.
+    Score,
+    /// vLLM's and SGLang's classes.
+    Classify,
+    /// vLLM's hidden states.
+    Pooling,
 }
 
-/// The end of the path and the short name of each dialect. A longer suffix stands before one that it ends in.
-const TABLE: [(Dialect, &str, &str); 6] = [
-    (Dialect::Chat, "/chat/completions", "chat"),
-    (Dialect::Completions, "/completions", "completions"),
-    (Dialect::Responses, "/responses", "responses"),
-    (Dialect::Embeddings, "/embeddings", "embeddings"),
-    (Dialect::Messages, "/messages", "messages"),
-    (Dialect::Generate, "/generate", "generate"),
-];
+/// What is known of a dialect.
+struct Row {
+    dialect: Dialect,
+    /// Its short name, between filters, in logs and in configuration.
+    name: &'static str,
+    /// Ends of its paths. The longest that fits a path wins.
+    paths: &'static [&'static str],
+    /// The fields that hold the prompt, besides tools and system.
+    prompt: &'static [&'static str],
+    /// A request without a model is an error here. Elsewhere the API has a default, or the engine has one model.
+    needs_model: bool,
+    /// The body may be `multipart/form-data`.
+    uploads: bool,
+    /// The most tokens that the client lets the engine write, over all prompts and choices. Where the API documents
+    /// a default it is used.
+    output: fn(&Body<'_>) -> Option<u64>,
+}
+
+#[rustfmt::skip]
+static TABLE: [Row; 16] = {
+    use Dialect::{
+        Chat, Classify, Completions, CountTokens, Embeddings, Generate, Images, Messages, Moderations, Pooling, Rerank,
+        Responses, Score, Speech, Tokens, Transcriptions,
+    };
+    const fn row(
+        dialect: Dialect, name: &'static str, paths: &'static [&'static str], prompt: &'static [&'static str],
+        needs_model: bool, uploads: bool, output: fn(&Body<'_>) -> Option<u64>,
+    ) -> Row {
+        Row { dialect, name, paths, prompt, needs_model, uploads, output }
+    }
+    const IMAGE_PATHS: &[&str] = &["/images/generations", "/images/edits", "/images/variations"];
+    const SPOKEN: &[&str] = &["/audio/transcriptions", "/audio/translations"];
+    const PAIRS: &[&str] = &["text_1", "text_2", "query", "queries", "documents", "items"];
+    [
+        //  dialect         name              paths                         prompt                 model? uploads? output
+        row(Chat,           "chat",           &["/chat/completions"],       &["messages"],         true,  false, chat),
+        row(Completions,    "completions",    &["/completions"],            &["prompt"],           true,  false, completions),
+        row(Responses,      "responses",      &["/responses"],              &["input"],            true,  false, responses),
+        row(Embeddings,     "embeddings",     &["/embeddings"],             &["input", "messages"], true, false, nothing),
+        row(Moderations,    "moderations",    &["/moderations"],            &["input"],            false, false, nothing),
+        row(Images,         "images",         IMAGE_PATHS,                  &["prompt"],           false, true,  unknown),
+        row(Speech,         "speech",         &["/audio/speech"],           &["input"],            true,  false, unknown),
+        row(Transcriptions, "transcriptions", SPOKEN,                       &["prompt"],           true,  true,  spoken_words),
+        row(Messages,       "messages",       &["/v1/messages"],            &["messages"],         true,  false, messages),
+        row(CountTokens,    "count_tokens",   &["/v1/messages/count_tokens"], &["messages"],       true,  false, nothing),
+        row(Tokens,         "tokens",         &["/inference/v1/generate"],  &["token_ids"],        false, false, tokens),
+        row(Generate,       "generate",       &["/generate"],               &["text", "input_ids"], false, false, generate),
+        row(Rerank,         "rerank",         &["/rerank"],                 &["query", "documents"], false, false, nothing),
+        row(Score,          "score",          &["/score"],                  PAIRS,                 false, false, nothing),
+        row(Classify,       "classify",       &["/classify"],               &["input", "text", "messages"], false, false, nothing),
+        row(Pooling,        "pooling",        &["/pooling"],                &["input", "messages"], false, false, nothing),
+    ]
+};
+
+/// It writes none.
+fn nothing(_: &Body<'_>) -> Option<u64> {
+    Some(0)
+}
+
+/// The API has no such bound.
+fn unknown(_: &Body<'_>) -> Option<u64> {
+    None
+}
+
+fn chat(body: &Body<'_>) -> Option<u64> {
+    Some(body.max_tokens.larger(body.max_completion_tokens).or(None)?.saturating_mul(body.choices()?))
+}
+
+fn completions(body: &Body<'_>) -> Option<u64> {
+    Some(body.max_tokens.or(Some(16))?.saturating_mul(body.choices()?).saturating_mul(body.prompts()))
+}
+
+fn responses(body: &Body<'_>) -> Option<u64> {
+    body.max_output_tokens.or(None)
+}
+
+fn messages(body: &Body<'_>) -> Option<u64> {
+    body.max_tokens.or(None)
+}
+
+fn spoken_words(body: &Body<'_>) -> Option<u64> {
+    body.max_completion_tokens.or(None)
+}
+
+fn tokens(body: &Body<'_>) -> Option<u64> {
+    Some(body.sampled.or(Some(16))?.saturating_mul(body.choices()?))
+}
+
+fn generate(body: &Body<'_>) -> Option<u64> {
+    Some(body.sampled.or(Some(128))?.saturating_mul(body.choices()?).saturating_mul(body.prompts()))
+}
 
 impl Dialect {
-    /// The dialect of a path, by its end: gateways put prefixes before it. The query string does not count.
-    pub fn of_path(path: &str) -> Option<Self> {
-        let path = path.split(['?', '#']).next().unwrap_or_default();
-        TABLE.iter().find(|(_, suffix, _)| path.ends_with(suffix)).map(|(dialect, ..)| *dialect)
+    /// All of them, in the table's order.
+    pub fn all() -> impl Iterator<Item = Self> {
+        TABLE.iter().map(|row| row.dialect)
     }
 
-    /// The short name used between filters and in logs.
+    /// The dialect whose path a path ends in, if there is one, and how long that end is.
+    pub(super) fn of_end(path: &str) -> Option<(Self, usize)> {
+        let ends = TABLE.iter().flat_map(|row| row.paths.iter().map(|end| (row.dialect, *end)));
+        ends.filter(|(_, end)| path.ends_with(end))
+            .map(|(dialect, end)| (dialect, end.len()))
+            .max_by_key(|(_, length)| *length)
+    }
+
+    /// The short name used between filters, in logs and in configuration.
     pub fn name(self) -> &'static str {
-        TABLE.iter().find(|(dialect, ..)| *dialect == self).map_or("", |(_, _, name)| name)
+        self.row().map_or("", |row| row.name)
     }
 
     /// The dialect of a short name.
     pub fn of_name(name: &str) -> Option<Self> {
-        TABLE.iter().find(|(_, _, own)| *own == name).map(|(dialect, ..)| *dialect)
+        TABLE.iter().find(|row| row.name == name).map(|row| row.dialect)
     }
 
-    /// The fields that hold the prompt, besides tools and system.
+    /// Its errors have Anthropic's shape; those of all others have OpenAI's.
+    pub(super) fn is_anthropic(self) -> bool {
+        matches!(self, Self::Messages | Self::CountTokens)
+    }
+
     pub(super) fn prompt_fields(self) -> &'static [&'static str] {
-        match self {
-            Self::Chat | Self::Messages => &["messages"],
-            Self::Completions => &["prompt"],
-            Self::Responses => &["input"],
-            Self::Embeddings => &["input", "messages"],
-            Self::Generate => &["text", "input_ids"],
-        }
+        self.row().map_or(&[], |row| row.prompt)
     }
 
-    /// Whether a request without a model is an error here. An SGLang engine serves one model and asks for none.
     pub(super) fn needs_model(self) -> bool {
-        self != Self::Generate
+        self.row().is_some_and(|row| row.needs_model)
     }
 
-    /// The most tokens that the client lets the engine write, over all prompts and choices. Where the API
-    /// documents a default it is used: 16 for completions, 128 for SGLang.
+    pub(super) fn uploads(self) -> bool {
+        self.row().is_some_and(|row| row.uploads)
+    }
+
     pub(super) fn output_bound(self, body: &Body<'_>) -> Option<u32> {
-        let tokens = match self {
-            Self::Chat => body.max_tokens.max(body.max_completion_tokens)?.saturating_mul(body.choices()),
-            Self::Completions => {
-                body.max_tokens.unwrap_or(16).saturating_mul(body.choices()).saturating_mul(body.prompts())
-            }
-            Self::Responses => body.max_output_tokens?,
-            Self::Embeddings => 0,
-            Self::Messages => body.max_tokens?,
-            Self::Generate => body
-                .max_new_tokens
-                .unwrap_or(128)
-                .saturating_mul(body.choices())
-                .saturating_mul(body.prompts()),
-        };
-        Some(u32::try_from(tokens).unwrap_or(u32::MAX))
+        (self.row()?.output)(body).map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX))
+    }
+
+    fn row(self) -> Option<&'static Row> {
+        TABLE.iter().find(|row| row.dialect == self)
     }
 }

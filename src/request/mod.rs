@@ -8,98 +8,40 @@
 //! The body is read in one pass, straight into the few things wanted: no tree is built, and what is not
 //! wanted is skipped without recursion. It is never changed.
 //!
-//! Not here: rewriting models, compressed and multipart bodies. A body this cannot read is refused (415) on
-//! the paths of a known dialect, and passed untouched elsewhere.
+//! `docs/bodies.md` has the table of such cases, and what is made of each.
+//!
+//! Not here: rewriting models. A body this cannot read is refused (415) on the paths of a known dialect, and passed
+//! untouched elsewhere.
 
 mod body;
+mod caller;
+mod coding;
 mod config;
 mod dialect;
+mod facts;
+mod head;
+mod multipart;
+mod parameters;
+mod path;
 mod refusal;
 mod segment;
 mod sink;
 
-pub use config::Config;
+pub(crate) use caller::word;
+pub use caller::{Caller, Kind, Names};
+pub use config::{Compressed, Config};
 pub use dialect::Dialect;
+pub use facts::Facts;
+pub use head::{Head, Incoming, Plan, plan};
+pub use path::Paths;
 pub use refusal::Refusal;
 pub use segment::{Content, Segment};
 
 use crate::block::Blocks;
 use body::{Body, Model};
-
-/// What the headers of a request say about its body.
-#[derive(Clone, Debug, Default)]
-pub struct Head {
-    /// `:method`.
-    pub method: String,
-    /// `:path`, with the query string.
-    pub path: String,
-    /// `content-type`, empty when there is none.
-    pub content_type: String,
-    /// `content-encoding`, empty when there is none.
-    pub content_encoding: String,
-    /// `content-length`, when it is a number.
-    pub content_length: Option<u64>,
-    /// The client wants another protocol on this connection (`upgrade`, or an extended CONNECT).
-    pub upgrade: bool,
-}
-
-impl Head {
-    /// Collects what matters from header names (lower case) and values.
-    pub fn new<'a>(headers: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
-        let mut head = Self::default();
-        for (name, value) in headers {
-            match name {
-                ":method" => head.method = value.into(),
-                ":path" => head.path = value.into(),
-                "content-type" => head.content_type = value.into(),
-                "content-encoding" => head.content_encoding = value.into(),
-                "content-length" => head.content_length = value.parse().ok(),
-                "upgrade" | ":protocol" => head.upgrade = true,
-                _ => {}
-            }
-        }
-        head
-    }
-}
-
-/// What to do with a request whose headers have come.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Plan {
-    /// No inference request that this gateway reads: let it pass untouched, at once.
-    Pass,
-    /// Hold it until the body is complete, then [`read`] that.
-    Read(Dialect),
-    /// Answer it now.
-    Refuse(Refusal),
-}
-
-/// Decides from the headers. `no_body` says that the request ended with them.
-pub fn plan(head: &Head, no_body: bool, config: &Config) -> Plan {
-    if head.method != "POST" || head.upgrade || head.content_type.starts_with("application/grpc") {
-        return Plan::Pass;
-    }
-    let Some(dialect) = Dialect::of_path(&head.path) else { return Plan::Pass };
-    let refuse = |status, why: String| Plan::Refuse(Refusal::new(dialect, status, why));
-    if no_body {
-        return refuse(400, "the request has no body".into());
-    }
-    if !matches!(head.content_encoding.as_str(), "" | "identity") {
-        return refuse(
-            415,
-            format!(
-                "content-encoding {:?} cannot be read here; send the body as it is",
-                head.content_encoding
-            ),
-        );
-    }
-    if head.content_type.starts_with("multipart/") {
-        return refuse(415, "multipart bodies cannot be read here; send application/json".into());
-    }
-    if head.content_length.is_some_and(|length| length > config.max_body_bytes as u64) {
-        return Plan::Refuse(too_large(dialect, config));
-    }
-    Plan::Read(dialect)
-}
+use coding::Broken;
+use head::Form;
+use std::borrow::Cow;
 
 /// The refusal of a body over `max_body_bytes`.
 pub fn too_large(dialect: Dialect, config: &Config) -> Refusal {
@@ -109,23 +51,6 @@ pub fn too_large(dialect: Dialect, config: &Config) -> Refusal {
         413,
         format!("the body is larger than this gateway's limit of {limit} bytes (max_body_bytes)"),
     )
-}
-
-/// What the body told us, without a byte of the prompt: what filters behind `extract` act on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Facts {
-    /// The API the client speaks.
-    pub dialect: Dialect,
-    /// The model asked for. `None` only in dialects where the path alone says it (SGLang `/generate`).
-    pub model: Option<String>,
-    /// The client asks for a stream. A hint: what comes is decided by the answer's content type.
-    pub stream: bool,
-    /// Estimate of the prompt, in tokens: its bytes, templated, by `bytes_per_token`.
-    pub prompt_tokens: u32,
-    /// The prompt in units of prefix blocks, one begun counted whole: what share of it blocks are. See [`crate::block`].
-    pub prompt_units: u32,
-    /// The most output tokens the client allows over all choices; `None` when it set no bound.
-    pub max_output_tokens: Option<u32>,
 }
 
 /// A body that has been read.
@@ -139,65 +64,96 @@ pub struct Reading<'a> {
     pub blocks: Vec<u64>,
 }
 
-/// Reads a complete body.
+impl Incoming {
+    /// The body to [`read`](Self::read), decoded where it came compressed.
+    pub fn decode<'a>(&self, body: &'a [u8], config: &Config) -> Result<Cow<'a, [u8]>, Refusal> {
+        if body.len() > config.max_body_bytes {
+            return Err(too_large(self.dialect, config));
+        }
+        let Some(coding) = self.coding else { return Ok(body.into()) };
+        let most = config.max_decoded_bytes;
+        coding.decode(body, most).map(Cow::Owned).map_err(|broken| {
+            let (status, why) = match broken {
+                Broken::TooLarge => {
+                    (413, format!("the decoded body is larger than this gateway's limit of {most} bytes (max_decoded_bytes)"))
+                }
+                Broken::Damaged => (400, "the body is not what its content-encoding says, or is cut off".into()),
+                Broken::Plain => (400, "the body has a content-encoding and is plain JSON all the same".into()),
+            };
+            Refusal::new(self.dialect, status, why)
+        })
+    }
+
+    /// Reads a complete and decoded body.
+    pub fn read<'a>(&self, body: &'a [u8], config: &Config) -> Result<Reading<'a>, Refusal> {
+        let dialect = self.dialect;
+        let refuse = |why: String| Refusal::new(dialect, 400, why);
+        let body = match &self.form {
+            Form::Json => read_json(body, dialect),
+            Form::Parts(boundary) => multipart::read(body, boundary, dialect),
+        };
+        let body = body.map_err(refuse)?;
+        let model = match &body.model {
+            _ if body.twice.is_some() => None,
+            Model::One(name) => Some(check_model(name).map_err(refuse)?.to_owned()),
+            Model::Absent if dialect.needs_model() => {
+                return Err(refuse("model: missing; name the model to use".into()));
+            }
+            Model::Absent => None,
+            Model::Wrong(why) => return Err(refuse(format!("model: {why}"))),
+        };
+        if let Some(field) = body.twice {
+            return Err(refuse(format!("{field}: given more than once")));
+        }
+        if body.has_too_many_pieces() {
+            return Err(refuse(format!("the prompt has {} pieces or more", body::MOST_PIECES)));
+        }
+        let seed = body.seed(model.as_deref());
+        let mut facts = Facts::new(self, model, &body, config);
+        let prompt = body.into_prompt(dialect);
+        let mut blocks = Blocks::new(&seed, config.unit_bytes(), config.max_blocks);
+        for segment in &prompt {
+            segment.feed(&mut blocks);
+        }
+        let (hashes, bytes) = blocks.finish();
+        let count = |unit: usize| u32::try_from(bytes.div_ceil(unit)).unwrap_or(u32::MAX);
+        facts.prompt_tokens = count(config.bytes_per_token.get() as usize);
+        facts.prompt_units = count(config.unit_bytes());
+        Ok(Reading { facts, prompt, blocks: hashes })
+    }
+}
+
+/// Reads a complete body of plain JSON.
 pub fn read<'a>(dialect: Dialect, body: &'a [u8], config: &Config) -> Result<Reading<'a>, Refusal> {
-    let refuse = |why: String| Refusal::new(dialect, 400, why);
     if body.len() > config.max_body_bytes {
         return Err(too_large(dialect, config));
     }
-    let text = simdutf8::basic::from_utf8(body).map_err(|_| refuse("the body is not valid UTF-8".into()))?;
-    // A byte order mark is skipped by engines too (Python's json reads it).
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let body = Body::read(text, dialect)
-        .map_err(|why| refuse(format!("the body is not the JSON expected here: {why}")))?;
-    let model = match &body.model {
-        Model::One(name) => Some(check_model(name).map_err(refuse)?.to_owned()),
-        Model::Absent if dialect.needs_model() => {
-            return Err(refuse("model: missing; name the model to use".into()));
-        }
-        Model::Absent => None,
-        Model::Wrong(why) => return Err(refuse(format!("model: {why}"))),
-    };
-    if body.has_too_many_pieces() {
-        return Err(refuse(format!("the prompt has {} pieces or more", body::MOST_PIECES)));
-    }
-    let max_output_tokens = dialect.output_bound(&body);
-    let seed = body.seed(model.as_deref());
-    let stream = body.stream;
-    let prompt = body.into_prompt(dialect);
-    let mut blocks = Blocks::new(&seed, config.unit_bytes(), config.max_blocks);
-    for segment in &prompt {
-        segment.feed(&mut blocks);
-    }
-    let (hashes, bytes) = blocks.finish();
-    let count = |unit: usize| u32::try_from(bytes.div_ceil(unit)).unwrap_or(u32::MAX);
-    Ok(Reading {
-        facts: Facts {
-            dialect,
-            model,
-            stream,
-            prompt_tokens: count(config.bytes_per_token.get() as usize),
-            prompt_units: count(config.unit_bytes()),
-            max_output_tokens,
-        },
-        prompt,
-        blocks: hashes,
-    })
+    Incoming::from(dialect).read(body, config)
 }
 
-/// A model's name becomes a header: only what is visible ASCII, and not long.
+fn read_json(body: &[u8], dialect: Dialect) -> Result<Body<'_>, String> {
+    // Python's json takes these two for their marks, or for the NULs they have in them.
+    if let [0xfe, 0xff, ..] | [0xff, 0xfe, ..] | [0, ..] | [_, 0, ..] = body {
+        return Err("the body looks like UTF-16 or UTF-32; send UTF-8".into());
+    }
+    let text = simdutf8::basic::from_utf8(body).map_err(|_| "the body is not valid UTF-8")?;
+    // A byte order mark is skipped by engines too (Python's json reads it).
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    Body::read(text, dialect).map_err(|why| format!("the body is not the JSON expected here: {why}"))
+}
+
+/// A model's name: short, and without anything that must not come near a header. What else no header can hold,
+/// [`crate::wire::encode`] takes care of.
 fn check_model(name: &str) -> Result<&str, String> {
     const MOST: usize = 256;
-    if name.is_empty() {
+    if name.trim().is_empty() {
         return Err("model: empty; name the model to use".into());
     }
     if name.len() > MOST {
         return Err(format!("model: {} bytes long; at most {MOST} are accepted", name.len()));
     }
-    match name.bytes().find(|byte| !byte.is_ascii_graphic()) {
-        Some(byte) => {
-            Err(format!("model: has byte 0x{byte:02x}; only visible ASCII without spaces is accepted"))
-        }
+    match name.chars().find(|char| char.is_control()) {
+        Some(char) => Err(format!("model: has the control character U+{:04X}", u32::from(char))),
         None => Ok(name),
     }
 }

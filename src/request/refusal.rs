@@ -26,9 +26,9 @@ impl Refusal {
             500.. => "api_error",
             _ => "invalid_request_error",
         };
-        let body = match self.dialect {
-            Dialect::Messages => json!({"type": "error", "error": {"type": kind, "message": self.message}}),
-            _ => json!({"error": {"message": self.message, "type": kind, "param": null, "code": null}}),
+        let body = match self.dialect.is_anthropic() {
+            true => json!({"type": "error", "error": {"type": kind, "message": self.message}}),
+            false => json!({"error": {"message": self.message, "type": kind, "param": null, "code": null}}),
         };
         body.to_string()
     }

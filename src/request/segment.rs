@@ -14,6 +14,8 @@ pub enum Content<'a> {
     Raw(&'a RawValue),
     /// Token ids, four bytes each, little end first.
     Tokens(Vec<u8>),
+    /// A file that was uploaded.
+    File(&'a [u8]),
 }
 
 /// A piece of the prompt.
@@ -38,6 +40,7 @@ impl Segment<'_> {
             Content::Text(text) => blocks.feed(text.as_bytes()),
             Content::Raw(json) => blocks.feed(json.get().as_bytes()),
             Content::Tokens(ids) => blocks.feed(ids),
+            Content::File(bytes) => blocks.feed(bytes),
         }
     }
 }
@@ -52,6 +55,7 @@ impl fmt::Display for Segment<'_> {
             Content::Raw(json) if role == "tools" => write!(f, "[tools: {}]", tool_names(json).join(", ")),
             Content::Raw(json) => write!(f, "[{role}: {} bytes]", json.get().len()),
             Content::Tokens(ids) => write!(f, "[{} token ids]", ids.len() / 4),
+            Content::File(bytes) => write!(f, "[{role}: {} bytes]", bytes.len()),
         }
     }
 }

@@ -6,6 +6,7 @@
 //! not name is skipped, without recursion, so nesting cannot exhaust the stack of a wasm VM.
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::fmt;
 
@@ -16,6 +17,9 @@ pub(super) trait Sink<'a>: Sized {
 
     /// A number that is not negative; a fraction is cut off.
     fn number(&mut self, _: u64) {}
+
+    /// A negative number; a fraction is cut off.
+    fn negative(&mut self, _: i64) {}
 
     /// `true` or `false`.
     fn bool(&mut self, _: bool) {}
@@ -65,13 +69,16 @@ impl<'a, S: Sink<'a>> Visitor<'a> for To<'_, S> {
         Ok(())
     }
 
-    fn visit_i64<E: Error>(self, _: i64) -> Result<(), E> {
+    fn visit_i64<E: Error>(self, value: i64) -> Result<(), E> {
+        self.0.negative(value);
         Ok(())
     }
 
     fn visit_f64<E: Error>(self, value: f64) -> Result<(), E> {
-        if value >= 0.0 {
-            // `as` saturates: a huge float is a huge number.
+        // `as` saturates: a huge float is a huge number.
+        if value < 0.0 {
+            self.0.negative(value as i64);
+        } else {
             self.0.number(value as u64);
         }
         Ok(())
@@ -115,6 +122,128 @@ impl<'a> Sink<'a> for Option<u64> {
 
     fn bool(&mut self, value: bool) {
         *self = Some(u64::from(value));
+    }
+}
+
+/// A number of tokens or answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Count {
+    /// Not given.
+    #[default]
+    Absent,
+    /// So many.
+    Of(u64),
+    /// Negative, or nothing that is certain to be one number to every engine: no bound can be taken from it.
+    Odd,
+}
+
+impl Count {
+    /// The number that a text spells.
+    pub(super) fn of(text: &str) -> Self {
+        text.parse().map_or(Self::Odd, Self::Of)
+    }
+
+    /// The number, or `default` when none is given. `None`: nobody knows.
+    pub(super) fn or(self, default: Option<u64>) -> Option<u64> {
+        match self {
+            Self::Absent => default,
+            Self::Of(count) => Some(count),
+            Self::Odd => None,
+        }
+    }
+
+    /// The larger of two.
+    pub(super) fn larger(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Odd, _) | (_, Self::Odd) => Self::Odd,
+            (Self::Of(one), Self::Of(two)) => Self::Of(one.max(two)),
+            (one, Self::Absent) => one,
+            (Self::Absent, two) => two,
+        }
+    }
+}
+
+impl<'a> Sink<'a> for Count {
+    fn text(&mut self, text: Cow<'a, str>) {
+        *self = Self::of(&text);
+    }
+
+    fn number(&mut self, count: u64) {
+        *self = Self::Of(count);
+    }
+
+    fn negative(&mut self, _: i64) {
+        *self = Self::Odd;
+    }
+
+    fn bool(&mut self, one: bool) {
+        *self = Self::Of(u64::from(one));
+    }
+}
+
+/// A number with its sign, or nothing.
+impl<'a> Sink<'a> for Option<i64> {
+    fn number(&mut self, value: u64) {
+        *self = Some(i64::try_from(value).unwrap_or(i64::MAX));
+    }
+
+    fn negative(&mut self, value: i64) {
+        *self = Some(value);
+    }
+}
+
+/// One member of an object: a text or a number. Where the value is a text, that is it.
+#[derive(Default)]
+pub(super) struct Inner<'a> {
+    key: &'static str,
+    pub text: Option<Cow<'a, str>>,
+    pub number: Option<u64>,
+}
+
+impl<'a> Inner<'a> {
+    /// Looks for `key` in JSON that has been read before.
+    pub(super) fn of(json: Option<&'a RawValue>, key: &'static str) -> Self {
+        let mut inner = Self { key, ..Self::default() };
+        if let Some(json) = json {
+            let mut json = serde_json::Deserializer::from_str(json.get());
+            if json.deserialize_any(To(&mut inner)).is_err() {
+                return Self::default();
+            }
+        }
+        inner
+    }
+}
+
+impl<'a> Sink<'a> for Inner<'a> {
+    fn text(&mut self, text: Cow<'a, str>) {
+        self.text = Some(text);
+    }
+
+    fn number(&mut self, number: u64) {
+        self.number = Some(number);
+    }
+
+    fn map<A: MapAccess<'a>>(&mut self, mut map: A) -> Result<(), A::Error> {
+        while let Some(key) = next_key(&mut map)? {
+            // What is deeper is not meant.
+            match key == self.key {
+                true => map.next_value_seed(To(&mut Leaf(self)))?,
+                false => skip(&mut map)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Leaf<'b, 'a>(&'b mut Inner<'a>);
+
+impl<'a> Sink<'a> for Leaf<'_, 'a> {
+    fn text(&mut self, text: Cow<'a, str>) {
+        self.0.text = Some(text);
+    }
+
+    fn number(&mut self, number: u64) {
+        self.0.number = Some(number);
     }
 }
 

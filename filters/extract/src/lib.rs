@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use weir::invalid::{self, Invalid};
-use weir::request::{self, Dialect, Head, Plan, Refusal};
+use weir::request::{self, Dialect, Head, Incoming, Plan, Refusal};
 use weir::wire;
 use weir_host::{Body, Callback, Filter, Flow, Headers, Host, Kind, Metric, Of};
 
@@ -74,7 +74,7 @@ pub enum Stream {
     /// Nothing more to do.
     Done,
     /// Its body is awaited.
-    Reading(Dialect),
+    Reading(Incoming),
 }
 
 const MISSING: &str = "the filter extract needs `allow_on_headers_stop_iteration: true` in its Envoy plugin \
@@ -98,16 +98,17 @@ impl Filter for Extract {
     fn request_headers(&mut self, stream: &mut Stream, host: &dyn Host, end: bool) -> Flow {
         let headers = host.headers(Of::Request);
         remove_control_headers(host, &headers);
-        let head = Head::new(headers.iter());
+        let head = Head::new(headers.iter(), &self.config.request);
         match request::plan(&head, end, &self.config.request) {
             Plan::Pass => {
                 host.add(self.metrics.passed, 1);
                 Flow::Continue
             }
             Plan::Refuse(refusal) => self.refuse(host, &refusal),
-            Plan::Read(dialect) if self.flag == Flag::Missing => self.misconfigured(host, dialect),
-            Plan::Read(dialect) => {
-                *stream = Stream::Reading(dialect);
+            Plan::Read(incoming) if self.flag == Flag::Missing => self.misconfigured(host, incoming.dialect),
+            Plan::Read(incoming) => {
+                let dialect = incoming.dialect;
+                *stream = Stream::Reading(incoming);
                 if self.flag == Flag::Unknown {
                     if self.held.is_empty() {
                         host.tick_every(Duration::from_millis(self.config.flag_check_ms.0.get()));
@@ -120,27 +121,25 @@ impl Filter for Extract {
     }
 
     fn request_body(&mut self, stream: &mut Stream, host: &dyn Host, body: Body) -> Flow {
-        let Stream::Reading(dialect) = *stream else { return Flow::Continue };
+        let Stream::Reading(incoming) = &*stream else { return Flow::Continue };
         if self.flag == Flag::Unknown {
             self.flag = Flag::Set;
             self.held = Vec::new();
             host.tick_every(Duration::ZERO);
         }
         if body.len > self.config.request.max_body_bytes {
+            let refusal = request::too_large(incoming.dialect, &self.config.request);
             *stream = Stream::Done;
-            return self.refuse(host, &request::too_large(dialect, &self.config.request));
+            return self.refuse(host, &refusal);
         }
         if !body.end {
             return Flow::Hold;
         }
-        self.read(stream, host, dialect, body.len)
+        self.read(stream, host, body.len)
     }
 
     fn request_trailers(&mut self, stream: &mut Stream, host: &dyn Host) -> Flow {
-        match *stream {
-            Stream::Done => Flow::Continue,
-            Stream::Reading(dialect) => self.read(stream, host, dialect, usize::MAX),
-        }
+        self.read(stream, host, usize::MAX)
     }
 
     fn tick(&mut self, host: &dyn Host) {
@@ -189,22 +188,30 @@ impl Extract {
     }
 
     /// The body is complete: publish what it says, or answer.
-    fn read(&mut self, stream: &mut Stream, host: &dyn Host, dialect: Dialect, len: usize) -> Flow {
-        *stream = Stream::Done;
+    fn read(&mut self, stream: &mut Stream, host: &dyn Host, len: usize) -> Flow {
+        let Stream::Reading(incoming) = std::mem::replace(stream, Stream::Done) else {
+            return Flow::Continue;
+        };
         let body = host.body(Of::Request, 0, len);
-        match request::read(dialect, &body, &self.config.request) {
-            Ok(reading) => {
-                if let Some(model) = &reading.facts.model {
-                    host.set_header(Of::Request, wire::MODEL, model);
-                }
-                let facts = wire::write_facts(&reading.facts);
-                host.set_property(wire::FACTS, facts.as_bytes());
-                host.set_property(wire::BLOCKS, &wire::write_blocks(&facts, &reading.blocks));
-                host.add(self.metrics.read, 1);
-                Flow::Continue
+        let decoded = match incoming.decode(&body, &self.config.request) {
+            Ok(decoded) => decoded,
+            Err(refusal) => return self.refuse(host, &refusal),
+        };
+        let reading = match incoming.read(&decoded, &self.config.request) {
+            Ok(reading) => reading,
+            Err(refusal) => return self.refuse(host, &refusal),
+        };
+        let names = [(wire::MODEL, &reading.facts.model), (wire::BASE_MODEL, &reading.facts.base_model)];
+        for (header, name) in names {
+            if let Some(name) = name {
+                host.set_header(Of::Request, header, &wire::encode(name));
             }
-            Err(refusal) => self.refuse(host, &refusal),
         }
+        let facts = wire::write_facts(&reading.facts);
+        host.set_property(wire::FACTS, facts.as_bytes());
+        host.set_property(wire::BLOCKS, &wire::write_blocks(&facts, &reading.blocks));
+        host.add(self.metrics.read, 1);
+        Flow::Continue
     }
 
     fn refuse(&self, host: &dyn Host, refusal: &Refusal) -> Flow {

@@ -22,7 +22,10 @@ fn the_model_of_the_body_becomes_a_header_however_the_body_comes() {
         assert!(!exchange.held());
         let seen = worker.finish(exchange);
         assert_eq!(seen.header(wire::MODEL), ["m"]);
-        assert_eq!(seen.state(wire::FACTS).unwrap(), "dialect=chat stream=0 prompt_tokens=16 prompt_units=1 model=m");
+        assert_eq!(
+            seen.state(wire::FACTS).unwrap(),
+            "dialect=chat stream=0 prompt_tokens=16 prompt_units=1 model=m"
+        );
         let (_, blocks) = wire::read_blocks(&seen.property(&[wire::BLOCKS]).unwrap()).unwrap();
         assert_eq!(blocks.len(), 1);
     }

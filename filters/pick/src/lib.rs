@@ -112,24 +112,22 @@ impl Filter for Pick {
 
     fn request_headers(&mut self, stream: &mut Stream, host: &dyn Host, _end: bool) -> Flow {
         let known = host.property(&[wire::BLOCKS]).and_then(|bytes| wire::read_blocks(&bytes));
-        let pool = known.as_ref().and_then(|(facts, _)| self.pools.of_model(facts.model.as_deref()?));
+        // An adapter that no pool lists is served where its base is.
+        let models = known.iter().flat_map(|(facts, _)| [&facts.model, &facts.base_model]).flatten();
+        let pool = models.into_iter().find_map(|model| self.pools.of_model(model));
         let (Some((facts, blocks)), Some(pool)) = (known, pool) else {
             host.add(self.metrics.unrouted, 1);
             host.remove_header(Of::Request, wire::DESTINATION);
             return Flow::Continue;
         };
         let lease = Lease { pool, id: self.random.next(), asked: false };
-        let asking = Asking { lease, facts, blocks, told: Vec::new() };
-        match self.ask(host, asking) {
-            Ok(asking) => {
-                stream.asking = Some(asking);
-                Flow::Hold
-            }
-            Err(asking) => {
-                let source = if self.scorer.is_some() { Source::Fallback } else { Source::Local };
-                self.choose_here(stream, host, &asking, source)
-            }
+        let mut asking = Asking { lease, facts, blocks, told: Vec::new() };
+        if self.ask(host, &mut asking) {
+            stream.asking = Some(asking);
+            return Flow::Hold;
         }
+        let source = if self.scorer.is_some() { Source::Fallback } else { Source::Local };
+        self.choose_here(stream, host, &asking, source)
     }
 
     fn reply(&mut self, stream: &mut Stream, host: &dyn Host, reply: Reply) -> Flow {
@@ -247,10 +245,10 @@ impl Pick {
         })
     }
 
-    /// Asks the scorer, if there is one worth asking; gives `asking` back as an error if not.
-    fn ask(&mut self, host: &dyn Host, mut asking: Asking) -> Result<Asking, Asking> {
-        let Some(scorer) = &mut self.scorer else { return Err(asking) };
-        let Some((name, _)) = self.pools.get(asking.lease.pool) else { return Err(asking) };
+    /// Asks the scorer, if there is one worth asking.
+    fn ask(&mut self, host: &dyn Host, asking: &mut Asking) -> bool {
+        let Some(scorer) = &mut self.scorer else { return false };
+        let Some((name, _)) = self.pools.get(asking.lease.pool) else { return false };
         let request = Reserve {
             pool: name.to_owned(),
             lease: asking.lease.id,
@@ -258,19 +256,13 @@ impl Pick {
             prompt_units: asking.facts.prompt_units,
             output_tokens: asking.facts.max_output_tokens.unwrap_or(0),
             stream: asking.facts.stream,
-            blocks: wire::Blocks(std::mem::take(&mut asking.blocks)),
+            blocks: wire::Blocks(asking.blocks.clone()),
             events: Vec::new(),
         };
-        let blocks = request.blocks.0.clone();
-        let told = scorer.ask(host, request);
-        asking.blocks = blocks;
-        match told {
-            Some(told) => {
-                asking.lease.asked = true;
-                Ok(Asking { told, ..asking })
-            }
-            None => Err(asking),
-        }
+        let Some(told) = scorer.ask(host, request) else { return false };
+        asking.lease.asked = true;
+        asking.told = told;
+        true
     }
 
     fn choose_here(&mut self, stream: &mut Stream, host: &dyn Host, asking: &Asking, source: Source) -> Flow {

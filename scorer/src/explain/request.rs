@@ -2,7 +2,7 @@
 
 use super::Raw;
 use serde::Serialize;
-use weir::request::{self, Config, Head, Plan, Refusal};
+use weir::request::{self, Config, Head, Plan, Reading, Refusal};
 use weir::wire;
 
 /// What became of a request.
@@ -26,31 +26,76 @@ pub struct Request {
     pub dialect: Option<&'static str>,
     /// Why it is refused.
     pub reason: Option<String>,
+    /// The model as the header has it, where that differs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model_header: Option<String>,
+    /// The model that it is an adapter of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base_model: Option<String>,
+    /// How hard the model shall think.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub effort: Option<String>,
+    /// The most tokens it may think.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub thinking_tokens: Option<u32>,
+    /// vLLM's priority.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority: Option<i32>,
+    /// The objective.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub objective: Option<String>,
+    /// The service tier.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tier: Option<String>,
+    /// Hash of the tenant's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
+    /// Hash of the session's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session: Option<String>,
+    /// Hash of the user's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
 }
 
 /// Explains a request.
 pub fn request(raw: &Raw, config: &Config) -> Request {
     let line = [(":method", raw.method.as_str()), (":path", raw.path.as_str())];
     let headers = raw.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-    let head = Head::new(line.into_iter().chain(headers));
-    let read = match request::plan(&head, raw.body.is_empty(), config) {
+    let head = Head::new(line.into_iter().chain(headers), config);
+    let incoming = match request::plan(&head, raw.body.is_empty(), config) {
         Plan::Pass => return Request { verdict: "pass".into(), ..Request::default() },
         Plan::Refuse(refusal) => return refused(refusal),
-        Plan::Read(dialect) => request::read(dialect, &raw.body, config),
+        Plan::Read(incoming) => incoming,
     };
-    match read {
-        Err(refusal) => refused(refusal),
-        Ok(reading) => Request {
-            verdict: "forward".into(),
-            model: reading.facts.model,
-            stream: reading.facts.stream,
-            max_output_tokens: reading.facts.max_output_tokens,
-            prompt: reading.prompt.iter().map(ToString::to_string).collect(),
-            blocks: reading.blocks.iter().map(|block| wire::hex(&[*block])).collect(),
-            prompt_tokens: Some(reading.facts.prompt_tokens),
-            dialect: Some(reading.facts.dialect.name()),
-            reason: None,
-        },
+    let read = incoming.decode(&raw.body, config).map(|body| incoming.read(&body, config).map(told));
+    read.flatten().unwrap_or_else(refused)
+}
+
+fn told(reading: Reading<'_>) -> Request {
+    let Reading { facts, prompt, blocks } = reading;
+    let hash = |hash: Option<u64>| Some(wire::hex(&[hash?]));
+    let header = facts.model.as_deref().map(|name| wire::encode(name).into_owned());
+    Request {
+        verdict: "forward".into(),
+        model_header: header.filter(|header| facts.model.as_ref() != Some(header)),
+        stream: facts.stream,
+        max_output_tokens: facts.max_output_tokens,
+        prompt: prompt.iter().map(ToString::to_string).collect(),
+        blocks: blocks.iter().map(|block| wire::hex(&[*block])).collect(),
+        prompt_tokens: Some(facts.prompt_tokens),
+        dialect: Some(facts.dialect.name()),
+        reason: None,
+        base_model: facts.base_model,
+        effort: facts.effort,
+        thinking_tokens: facts.thinking_tokens,
+        priority: facts.priority,
+        objective: facts.objective,
+        tier: facts.tier,
+        tenant: hash(facts.tenant),
+        session: hash(facts.session),
+        user: hash(facts.user),
+        model: facts.model,
     }
 }
 

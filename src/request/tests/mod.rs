@@ -1,4 +1,10 @@
 use super::*;
+
+mod ambiguity;
+mod facts;
+mod head;
+mod uploads;
+
 #[cfg(target_arch = "wasm32")]
 use wasm_bindgen_test::wasm_bindgen_test as test;
 
@@ -87,45 +93,6 @@ fn a_second_turn_extends_the_first() {
 }
 
 #[test]
-fn what_could_be_read_two_ways_is_refused_with_its_reason() {
-    for (body, why) in [
-        (r#"{"messages":[]}"#, "model: missing"),
-        (r#"{"model":null}"#, "model: not a string"),
-        (r#"{"model":7}"#, "model: not a string"),
-        (r#"{"model":["m"]}"#, "model: not a string"),
-        (r#"{"model":""}"#, "model: empty"),
-        (r#"{"model":"a","model":"b"}"#, "model: given more than once"),
-        (r#"{"model":"a","mod\u0065l":"b"}"#, "model: given more than once"),
-        (r#"{"model":"a\nb"}"#, "model: has byte 0x0a"),
-        (r#"{"model":"a"} x"#, "trailing characters"),
-        (r#"{"model":"a"}{"model":"b"}"#, "trailing characters"),
-        (r#"["model"]"#, "invalid type"),
-        (r#"{"model":"a","x":NaN}"#, "expected value"),
-        (r#"{"model":"a","x":"#, "EOF"),
-        ("", "EOF"),
-    ] {
-        let message = refused(body);
-        assert!(message.contains(why), "{body}: {message}");
-    }
-    assert!(
-        read(Dialect::Chat, b"{\"model\":\"\xff\"}", &Config::default())
-            .unwrap_err()
-            .message
-            .contains("UTF-8")
-    );
-    assert!(refused(&format!(r#"{{"model":"{}"}}"#, "m".repeat(300))).contains("300 bytes long"));
-}
-
-#[test]
-fn an_escaped_key_and_a_byte_order_mark_are_read_as_the_engine_does() {
-    assert_eq!(read_as(Dialect::Chat, "{\"mod\\u0065l\":\"m\"}").unwrap().facts.model.as_deref(), Some("m"));
-    assert_eq!(
-        read_as(Dialect::Chat, "\u{feff}{\"model\":\"m\"}").unwrap().facts.model.as_deref(),
-        Some("m")
-    );
-}
-
-#[test]
 fn a_model_inside_something_else_is_not_the_model() {
     let body = r#"{"metadata":{"model":"x"},"messages":[{"role":"user","content":"\"model\":\"y\"","model":"z"}],"model":"m"}"#;
     assert_eq!(read_as(Dialect::Chat, body).unwrap().facts.model.as_deref(), Some("m"));
@@ -163,6 +130,17 @@ fn bounds_follow_each_dialect() {
     assert_eq!(bound(Dialect::Messages, r#","max_tokens":7"#), Some(7));
     assert_eq!(bound(Dialect::Generate, r#","sampling_params":{"max_new_tokens":12}"#), Some(12));
     assert_eq!(bound(Dialect::Chat, r#","max_tokens":99999999999"#), Some(u32::MAX));
+    assert_eq!(bound(Dialect::Transcriptions, r#","max_completion_tokens":7"#), Some(7));
+    assert_eq!(
+        bound(Dialect::Tokens, r#","token_ids":[1,2],"sampling_params":{"max_tokens":5,"n":2}"#),
+        Some(10)
+    );
+    assert_eq!(bound(Dialect::Tokens, ""), Some(16));
+    let batch = r#","text":["a","b"],"sampling_params":[{"max_new_tokens":3},{"max_new_tokens":5}]"#;
+    assert_eq!(bound(Dialect::Generate, batch), Some(10));
+    assert_eq!(bound(Dialect::Moderations, r#","input":"a""#), Some(0));
+    assert_eq!(bound(Dialect::CountTokens, r#","max_tokens":7"#), Some(0));
+    assert_eq!(bound(Dialect::Images, r#","n":2"#), None);
 }
 
 #[test]
@@ -175,29 +153,6 @@ fn deep_nesting_and_long_lists_are_only_skipped() {
     }
     let deep = format!(r#"{{"model":"m","messages":{}{}}}"#, "[".repeat(100_000), "]".repeat(100_000));
     assert!(read_as(Dialect::Chat, &deep).is_ok());
-}
-
-#[test]
-fn headers_decide_what_is_held() {
-    let config = Config::default();
-    let plan = |headers: &[(&str, &str)]| plan(&Head::new(headers.iter().copied()), false, &config);
-    let chat = (":path", "/any/prefix/v1/chat/completions?x=/messages");
-    assert_eq!(plan(&[(":method", "POST"), chat]), Plan::Read(Dialect::Chat));
-    assert_eq!(plan(&[(":method", "GET"), chat]), Plan::Pass);
-    assert_eq!(plan(&[(":method", "POST"), (":path", "/v1/files")]), Plan::Pass);
-    assert_eq!(plan(&[(":method", "POST"), chat, ("upgrade", "websocket")]), Plan::Pass);
-    assert_eq!(plan(&[(":method", "POST"), chat, ("content-type", "application/grpc+proto")]), Plan::Pass);
-    for (name, value, status) in [
-        ("content-encoding", "gzip", 415),
-        ("content-type", "multipart/form-data", 415),
-        ("content-length", "999999999", 413),
-    ] {
-        match plan(&[(":method", "POST"), chat, (name, value)]) {
-            Plan::Refuse(refusal) => assert_eq!(refusal.status, status),
-            other => panic!("{name}: {other:?}"),
-        }
-    }
-    assert!(matches!(super::plan(&Head::new([(":method", "POST"), chat]), true, &config), Plan::Refuse(_)));
 }
 
 #[test]

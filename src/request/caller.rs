@@ -1,0 +1,99 @@
+//! Who asks: tenant, session, user and objective.
+//!
+//! What names a tenant, a session or a user is chosen by a client or by whoever authenticated it, and may be
+//! somebody's secret. Filters behind need to tell them apart, not to know them, so only a hash leaves `extract`:
+//! `xxh64(value, seed + kind)`. It is short and quick, and no cryptography: who knows the seed can test guesses.
+
+use super::Config;
+use crate::wire;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
+use xxhash_rust::xxh64::xxh64;
+
+/// Header names, in lower case.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Names(Vec<String>);
+
+impl Names {
+    pub(super) fn of(names: &[&str]) -> Self {
+        Self(names.iter().map(|name| (*name).to_owned()).collect())
+    }
+
+    fn place(&self, name: &str) -> Option<usize> {
+        self.0.iter().position(|own| own == name)
+    }
+}
+
+impl<'de> Deserialize<'de> for Names {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let names = Vec::<String>::deserialize(deserializer)?;
+        let wrong = |name: &&String| {
+            name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b':')
+        };
+        if let Some(name) = names.iter().find(wrong) {
+            return Err(D::Error::custom(format!("{name:?} is no name of a header")));
+        }
+        Ok(Self(names.into_iter().map(|name| name.to_ascii_lowercase()).collect()))
+    }
+}
+
+/// Whose name is hashed: equal names of different kinds differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Who pays.
+    Tenant,
+    /// One conversation, or one run of an agent.
+    Session,
+    /// One of a tenant's users.
+    User,
+}
+
+impl Config {
+    /// The hash by which somebody is published.
+    pub fn id(&self, kind: Kind, name: &str) -> u64 {
+        xxh64(name.as_bytes(), self.id_seed.wrapping_add(kind as u64))
+    }
+}
+
+/// What the headers say of who asks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Caller {
+    tenant: Option<(usize, u64)>,
+    session: Option<(usize, u64)>,
+    objective: Option<String>,
+}
+
+impl Caller {
+    /// Takes a header into account, by its name in lower case.
+    pub(super) fn note(&mut self, name: &str, value: &str, config: &Config) {
+        let first = |held: &mut Option<(usize, u64)>, names: &Names, kind| {
+            let place = names.place(name).filter(|_| !value.is_empty());
+            if let Some(place) = place.filter(|place| held.is_none_or(|(held, _)| *place < held)) {
+                *held = Some((place, config.id(kind, value)));
+            }
+        };
+        first(&mut self.tenant, &config.tenant_headers, Kind::Tenant);
+        first(&mut self.session, &config.session_headers, Kind::Session);
+        if name == wire::OBJECTIVE {
+            self.objective = word(value);
+        }
+    }
+
+    pub(super) fn tenant(&self) -> Option<u64> {
+        self.tenant.map(|(_, id)| id)
+    }
+
+    pub(super) fn session(&self) -> Option<u64> {
+        self.session.map(|(_, id)| id)
+    }
+
+    pub(super) fn objective(&self) -> Option<String> {
+        self.objective.clone()
+    }
+}
+
+/// A short word of letters, digits and `._-`: safe in a line of fields. Nothing else counts as one.
+pub(crate) fn word(text: &str) -> Option<String> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    ((1..=64).contains(&text.len()) && text.bytes().all(plain)).then(|| text.to_owned())
+}

@@ -1,0 +1,84 @@
+//! What filters behind `extract` act on.
+
+use super::body::Body;
+use super::caller::{Kind, word};
+use super::{Config, Dialect, Incoming};
+
+/// What the request told us, without a byte of the prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// The API the client speaks.
+    pub dialect: Dialect,
+    /// The model asked for, as the client writes it. `None` only in dialects where a request may leave it out.
+    pub model: Option<String>,
+    /// The model that `model` is an adapter of.
+    pub base_model: Option<String>,
+    /// The client asks for a stream. A hint: what comes is decided by the answer's content type.
+    pub stream: bool,
+    /// Estimate of the prompt, in tokens: its bytes, templated, by `bytes_per_token`.
+    pub prompt_tokens: u32,
+    /// The prompt in units of prefix blocks, one begun counted whole: what share of it blocks are. See [`crate::block`].
+    pub prompt_units: u32,
+    /// The most output tokens the client allows over all choices; `None` when it set no bound.
+    pub max_output_tokens: Option<u32>,
+    /// How hard the model shall think, in the API's word.
+    pub effort: Option<String>,
+    /// The most tokens it may think. They are part of the output.
+    pub thinking_tokens: Option<u32>,
+    /// vLLM's priority: lower comes first.
+    pub priority: Option<i32>,
+    /// The name of an objective.
+    pub objective: Option<String>,
+    /// The service tier asked for, as `flex`.
+    pub tier: Option<String>,
+    /// Hash of who pays.
+    pub tenant: Option<u64>,
+    /// Hash of the conversation, or of an agent's run.
+    pub session: Option<u64>,
+    /// Hash of the tenant's user.
+    pub user: Option<u64>,
+}
+
+impl Facts {
+    /// Nothing is known but the dialect.
+    pub fn of(dialect: Dialect) -> Self {
+        Self {
+            dialect,
+            model: None,
+            base_model: None,
+            stream: false,
+            prompt_tokens: 0,
+            prompt_units: 0,
+            max_output_tokens: None,
+            effort: None,
+            thinking_tokens: None,
+            priority: None,
+            objective: None,
+            tier: None,
+            tenant: None,
+            session: None,
+            user: None,
+        }
+    }
+
+    /// All but the prompt's size.
+    pub(super) fn new(incoming: &Incoming, model: Option<String>, body: &Body<'_>, config: &Config) -> Self {
+        let Incoming { dialect, caller, .. } = incoming;
+        let id = |kind, name: Option<std::borrow::Cow<'_, str>>| Some(config.id(kind, &name?));
+        Self {
+            base_model: model.as_ref().and_then(|model| config.adapters.get(model)).cloned(),
+            model,
+            stream: body.stream,
+            max_output_tokens: dialect.output_bound(body),
+            effort: body.effort().and_then(|text| word(&text)),
+            thinking_tokens: body.thinking_tokens().map(|most| u32::try_from(most).unwrap_or(u32::MAX)),
+            priority: body.priority(),
+            objective: caller.objective(),
+            tier: body.service_tier.as_deref().and_then(word),
+            tenant: caller.tenant(),
+            session: caller.session().or_else(|| id(Kind::Session, body.session())),
+            user: id(Kind::User, body.user()),
+            ..Self::of(*dialect)
+        }
+    }
+}
