@@ -146,8 +146,7 @@ pub fn read<'a>(dialect: Dialect, body: &'a [u8], config: &Config) -> Result<Rea
     let text = simdutf8::basic::from_utf8(body).map_err(|_| refuse("the body is not valid UTF-8".into()))?;
     // A byte order mark is skipped by engines too (Python's json reads it).
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let body = Body::read(text, dialect)
-        .map_err(|why| refuse(format!("the body is not the JSON expected here: {why}")))?;
+    let body = Body::read(text, dialect).map_err(|why| refuse(not_json(&why)))?;
     let model = match &body.model {
         Model::One(name) => Some(check_model(name).map_err(refuse)?.to_owned()),
         Model::Absent if dialect.needs_model() => {
@@ -180,6 +179,14 @@ pub fn read<'a>(dialect: Dialect, body: &'a [u8], config: &Config) -> Result<Rea
         prompt,
         blocks: hashes,
     })
+}
+
+/// Why a body is no JSON object. Of a value of another type serde quotes all, and that may be the prompt.
+fn not_json(why: &serde_json::Error) -> String {
+    match why.is_data() {
+        true => "the body is not the JSON expected here: it is no object".into(),
+        false => format!("the body is not the JSON expected here: {why}"),
+    }
 }
 
 /// A model's name becomes a header: only what is visible ASCII, and not long.
