@@ -184,7 +184,7 @@ pub fn read<'a>(dialect: Dialect, body: &'a [u8], config: &Config) -> Result<Rea
 /// Why a body is no JSON object. Of a value of another type serde quotes all, and that may be the prompt.
 fn not_json(why: &serde_json::Error) -> String {
     match why.is_data() {
-        true => "the body is not the JSON expected here: it is no object".into(),
+        true => "the body is not a JSON object".into(),
         false => format!("the body is not the JSON expected here: {why}"),
     }
 }

@@ -31,7 +31,7 @@ fn a_refusal_quotes_nothing_of_the_body() {
         let message = refused(&body);
         assert!(!secret.split(' ').any(|word| word.len() > 4 && message.contains(word)), "{body}: {message}");
     }
-    assert!(refused("7").ends_with("it is no object"));
+    assert!(refused("7").ends_with("not a JSON object"));
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn what_could_be_read_two_ways_is_refused_with_its_reason() {
         (r#"{"model":"a\nb"}"#, "model: has byte 0x0a"),
         (r#"{"model":"a"} x"#, "trailing characters"),
         (r#"{"model":"a"}{"model":"b"}"#, "trailing characters"),
-        (r#"["model"]"#, "invalid type"),
+        (r#"["model"]"#, "not a JSON object"),
         (r#"{"model":"a","x":NaN}"#, "expected value"),
         (r#"{"model":"a","x":"#, "EOF"),
         ("", "EOF"),
