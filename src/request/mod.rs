@@ -139,7 +139,15 @@ fn read_json(body: &[u8], dialect: Dialect) -> Result<Body<'_>, String> {
     let text = simdutf8::basic::from_utf8(body).map_err(|_| "the body is not valid UTF-8")?;
     // A byte order mark is skipped by engines too (Python's json reads it).
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    Body::read(text, dialect).map_err(|why| format!("the body is not the JSON expected here: {why}"))
+    Body::read(text, dialect).map_err(|why| not_json(&why))
+}
+
+/// Why a body is no JSON object. Of a value of another type serde quotes all, and that may be the prompt.
+fn not_json(why: &serde_json::Error) -> String {
+    match why.is_data() {
+        true => "the body is not a JSON object".into(),
+        false => format!("the body is not the JSON expected here: {why}"),
+    }
 }
 
 /// A model's name: short, and without anything that must not come near a header. What else no header can hold,

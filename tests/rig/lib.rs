@@ -11,10 +11,12 @@
     reason = "test equipment"
 )]
 
+pub mod backend;
 mod config;
 mod process;
 pub mod raw;
 
+pub use backend::Backend;
 pub use config::{filter_config, find_all, shipped};
 pub use process::{Process, repository};
 pub use raw::Raw;

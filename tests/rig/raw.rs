@@ -37,6 +37,11 @@ impl Raw {
         Ok(Self { stream, read: Vec::new() })
     }
 
+    /// The other side of a connection: one that an endpoint has accepted.
+    pub fn accepted(stream: TcpStream) -> Self {
+        Self { stream, read: Vec::new() }
+    }
+
     /// Sends bytes as they are.
     pub async fn send(&mut self, bytes: impl AsRef<[u8]>) -> Result<()> {
         Ok(self.stream.write_all(bytes.as_ref()).await?)
@@ -61,6 +66,14 @@ impl Raw {
 
     /// Waits for a whole answer.
     pub async fn answer(&mut self) -> Result<Answer> {
+        let (line, mut answer) = self.message().await?;
+        answer.status = line.split(' ').nth(1).context("no status line")?.parse()?;
+        Ok(answer)
+    }
+
+    /// Waits for a whole message: its first line; its headers and body as an answer without a status. Of one that
+    /// changes the protocol the body is nothing.
+    pub async fn message(&mut self) -> Result<(String, Answer)> {
         let end = loop {
             match self.read.windows(4).position(|window| window == b"\r\n\r\n") {
                 Some(end) => break end + 4,
@@ -69,21 +82,47 @@ impl Raw {
         };
         let head = String::from_utf8(self.read.drain(..end).collect())?;
         let mut lines = head.lines();
-        let status =
-            lines.next().and_then(|line| line.split(' ').nth(1)).context("no status line")?.parse()?;
+        let line = lines.next().context("no first line")?.to_owned();
         let headers =
             lines.filter_map(|line| line.split_once(": ")).map(|(n, v)| (n.to_lowercase(), v.to_owned()));
-        let mut answer = Answer { status, headers: headers.collect(), body: Vec::new() };
-        if let Some(length) = answer.header("content-length") {
-            answer.body = self.take(length.parse()?).await?;
-        } else if answer.header("transfer-encoding") == Some("chunked") {
+        let mut message = Answer { status: 0, headers: headers.collect(), body: Vec::new() };
+        if let Some(length) = message.header("content-length") {
+            message.body = self.take(length.parse()?).await?;
+        } else if message.header("transfer-encoding") == Some("chunked") {
             while let size @ 1.. = self.chunk_size().await? {
-                answer.body.extend(self.take(size).await?);
+                message.body.extend(self.take(size).await?);
                 self.take(2).await?;
             }
             self.take(2).await?;
         }
-        Ok(answer)
+        Ok((line, message))
+    }
+
+    /// Waits for so many bytes, whatever they are.
+    pub async fn bytes(&mut self, length: usize) -> Result<Vec<u8>> {
+        self.take(length).await
+    }
+
+    /// Waits until the other side closes; gives what it said before.
+    pub async fn closed(&mut self) -> Result<Vec<u8>> {
+        loop {
+            let receive = self.stream.read_buf(&mut self.read);
+            match timeout(PATIENCE, receive).await.context("it stays open")? {
+                Ok(0) | Err(_) => return Ok(std::mem::take(&mut self.read)),
+                Ok(_) => {}
+            }
+        }
+    }
+
+    /// Sends back whatever comes, until the other side closes.
+    pub async fn echo(&mut self) -> Result<()> {
+        loop {
+            let bytes = std::mem::take(&mut self.read);
+            self.send(&bytes).await?;
+            if self.stream.read_buf(&mut self.read).await? == 0 {
+                return Ok(());
+            }
+        }
     }
 
     /// Breaks the connection off with a reset instead of a proper end.

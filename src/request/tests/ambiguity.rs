@@ -98,7 +98,7 @@ fn the_text() {
         refused_with("a document cut off, or none", cut, "not the JSON");
     }
     for other in ["[\"model\"]", "\"model\"", "7", "null"] {
-        refused_with("a document that is not an object", other, "not the JSON");
+        refused_with("a document that is not an object", other, "not a JSON object");
     }
     for odd in ["// c\n", "/* c */", "'a':1,", "a:1,"] {
         let body = format!("{{{odd}\"model\":\"m\"}}");

@@ -23,6 +23,24 @@ fn refused(body: &str) -> String {
 }
 
 #[test]
+fn a_refusal_quotes_nothing_of_the_body() {
+    let secret = "a word in confidence";
+    for body in [
+        format!("\"{secret}\""),
+        format!("[\"{secret}\"]"),
+        format!("{{\"model\":\"{secret}\\n\"}}"),
+        format!("{{\"model\":\"m\",\"messages\":\"{secret}"),
+        format!("{{\"model\":\"m\"}} {secret}"),
+        format!("{{\"{secret}\":\"\\ud800{secret}\",\"messages\":\"\\ud800{secret}\",\"model\":\"m\"}}"),
+        format!("{{\"{secret}\":nul}}"),
+    ] {
+        let message = refused(&body);
+        assert!(!secret.split(' ').any(|word| word.len() > 4 && message.contains(word)), "{body}: {message}");
+    }
+    assert!(refused("7").ends_with("not a JSON object"));
+}
+
+#[test]
 fn model_may_come_last_and_content_before_role() {
     let body = r#"{"messages":[{"content":"hi","role":"user"}],"max_tokens":3,"model":"m"}"#;
     let reading = read_as(Dialect::Chat, body).unwrap();
