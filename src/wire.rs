@@ -13,8 +13,12 @@ use crate::response::{Report, Status, Usage};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 
-/// Header: the model of the body. Routes match on it.
+/// Header: the model to be served, which the body names. Routes match on it.
 pub const MODEL: &str = "x-gateway-model-name";
+/// Header: what codings the client reads.
+pub const ACCEPT_ENCODING: &str = "accept-encoding";
+/// Header: the length of a body.
+pub const CONTENT_LENGTH: &str = "content-length";
 /// Header: where `override_host` sends the request, an ordered list.
 pub const DESTINATION: &str = "x-gateway-destination-endpoint";
 
@@ -194,6 +198,9 @@ pub fn write_facts(facts: &Facts) -> String {
     if let Some(model) = &facts.model {
         let _ = write!(line, " model={model}");
     }
+    if let Some(model) = &facts.rewritten_from {
+        let _ = write!(line, " rewritten_from={model}");
+    }
     line
 }
 
@@ -202,6 +209,7 @@ pub fn read_facts(line: &str) -> Option<Facts> {
     let mut facts = Facts {
         dialect: Dialect::Chat,
         model: None,
+        rewritten_from: None,
         stream: false,
         prompt_tokens: 0,
         max_output_tokens: None,
@@ -213,6 +221,7 @@ pub fn read_facts(line: &str) -> Option<Facts> {
             ("prompt_tokens", n) => facts.prompt_tokens = n.parse().ok()?,
             ("max_output_tokens", n) => facts.max_output_tokens = Some(n.parse().ok()?),
             ("model", name) => facts.model = Some(name.to_owned()),
+            ("rewritten_from", name) => facts.rewritten_from = Some(name.to_owned()),
             _ => {}
         }
     }
@@ -269,6 +278,7 @@ mod tests {
             let facts = Facts {
                 dialect: Dialect::Messages,
                 model: model.map(str::to_owned),
+                rewritten_from: model.map(|_| "m=alias".to_owned()),
                 stream: true,
                 prompt_tokens: 12,
                 max_output_tokens,

@@ -3,9 +3,10 @@
 use super::dialect::Dialect;
 use super::segment::{Content, Segment};
 use super::sink::{Sink, To, next, next_key, skip};
-use serde::de::{Deserializer, MapAccess, SeqAccess};
+use serde::de::{Deserializer, Error, MapAccess, SeqAccess};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
+use std::ops::Range;
 
 /// Most pieces of a prompt: messages, parts of messages, prompts of a list.
 pub(super) const MOST_PIECES: usize = 1 << 16;
@@ -25,6 +26,7 @@ pub(super) enum Model<'a> {
 pub(super) struct Body<'a> {
     prompt_fields: &'static [&'static str],
     pub model: Model<'a>,
+    model_raw: Option<&'a str>,
     pub stream: bool,
     pub max_tokens: Option<u64>,
     pub max_completion_tokens: Option<u64>,
@@ -49,6 +51,13 @@ impl<'a> Body<'a> {
         json.deserialize_map(To(&mut body))?;
         json.end()?;
         Ok(body)
+    }
+
+    /// Where in `body`, which this was read from, the model's value stands, quotes included.
+    pub(super) fn model_at(&self, body: &[u8]) -> Option<Range<usize>> {
+        let raw = self.model_raw?;
+        let start = raw.as_ptr().addr().checked_sub(body.as_ptr().addr())?;
+        Some(start..start.saturating_add(raw.len()))
     }
 
     /// Whether the prompt has more pieces than are kept. A piece of three bytes takes dozens in memory, and wasm memory
@@ -102,8 +111,12 @@ impl<'a> Sink<'a> for Body<'a> {
             match &*key {
                 "model" => {
                     let seen = !matches!(self.model, Model::Absent);
+                    let raw: &RawValue = map.next_value()?;
+                    self.model_raw = Some(raw.get());
                     self.model = Model::Wrong("not a string");
-                    map.next_value_seed(To(&mut self.model))?;
+                    serde_json::Deserializer::from_str(raw.get())
+                        .deserialize_any(To(&mut self.model))
+                        .map_err(A::Error::custom)?;
                     if seen {
                         self.model = Model::Wrong("given more than once");
                     }

@@ -6,9 +6,10 @@
 //! (a repeated `model`, bytes after the document, bad UTF-8) is refused with its reason, never guessed at.
 //!
 //! The body is read in one pass, straight into the few things wanted: no tree is built, and what is not
-//! wanted is skipped without recursion. It is never changed.
+//! wanted is skipped without recursion. It is never changed here; [`crate::rewrite`] changes the model's bytes, and needs
+//! to know where they are.
 //!
-//! Not here: rewriting models, compressed and multipart bodies. A body this cannot read is refused (415) on
+//! Not here: compressed and multipart bodies. A body this cannot read is refused (415) on
 //! the paths of a known dialect, and passed untouched elsewhere.
 
 mod body;
@@ -25,6 +26,7 @@ pub use segment::{Content, Segment};
 
 use crate::block::Blocks;
 use body::{Body, Model};
+use std::ops::Range;
 
 /// What the headers of a request say about its body.
 #[derive(Clone, Debug, Default)]
@@ -116,8 +118,11 @@ pub fn too_large(dialect: Dialect, config: &Config) -> Refusal {
 pub struct Facts {
     /// The API the client speaks.
     pub dialect: Dialect,
-    /// The model asked for. `None` only in dialects where the path alone says it (SGLang `/generate`).
+    /// The model to be served: the one asked for, unless [`crate::rewrite`] chose another. `None` only in dialects where
+    /// the path alone says it (SGLang `/generate`).
     pub model: Option<String>,
+    /// The model asked for, where another is served.
+    pub rewritten_from: Option<String>,
     /// The client asks for a stream. A hint: what comes is decided by the answer's content type.
     pub stream: bool,
     /// Estimate of the prompt, in tokens: its bytes, templated, by `bytes_per_token`.
@@ -135,15 +140,28 @@ pub struct Reading<'a> {
     pub prompt: Vec<Segment<'a>>,
     /// Chained hashes of the prompt's full blocks.
     pub blocks: Vec<u64>,
+    /// Where the body names the model: the whole JSON string, quotes included. `None` where it cannot be changed in place.
+    pub model_at: Option<Range<usize>>,
 }
 
 /// Reads a complete body.
 pub fn read<'a>(dialect: Dialect, body: &'a [u8], config: &Config) -> Result<Reading<'a>, Refusal> {
+    read_as(dialect, body, config, |_| None)
+}
+
+/// Reads a complete body whose model may be served by another: `rename` gives that one's name. Facts and blocks are the
+/// other's, as the engine will see it.
+pub fn read_as<'a>(
+    dialect: Dialect,
+    whole: &'a [u8],
+    config: &Config,
+    rename: impl FnOnce(&str) -> Option<String>,
+) -> Result<Reading<'a>, Refusal> {
     let refuse = |why: String| Refusal::new(dialect, 400, why);
-    if body.len() > config.max_body_bytes {
+    if whole.len() > config.max_body_bytes {
         return Err(too_large(dialect, config));
     }
-    let text = simdutf8::basic::from_utf8(body).map_err(|_| refuse("the body is not valid UTF-8".into()))?;
+    let text = simdutf8::basic::from_utf8(whole).map_err(|_| refuse("the body is not valid UTF-8".into()))?;
     // A byte order mark is skipped by engines too (Python's json reads it).
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let body = Body::read(text, dialect)
@@ -159,6 +177,11 @@ pub fn read<'a>(dialect: Dialect, body: &'a [u8], config: &Config) -> Result<Rea
     if body.has_too_many_pieces() {
         return Err(refuse(format!("the prompt has {} pieces or more", body::MOST_PIECES)));
     }
+    let model_at = body.model_at(whole);
+    let (model, rewritten_from) = match model.as_deref().and_then(rename) {
+        Some(target) if model.as_ref() != Some(&target) => (Some(target), model),
+        _ => (model, None),
+    };
     let max_output_tokens = dialect.output_bound(&body);
     let seed = body.seed(model.as_deref());
     let stream = body.stream;
@@ -173,17 +196,19 @@ pub fn read<'a>(dialect: Dialect, body: &'a [u8], config: &Config) -> Result<Rea
         facts: Facts {
             dialect,
             model,
+            rewritten_from,
             stream,
             prompt_tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
             max_output_tokens,
         },
         prompt,
         blocks: hashes,
+        model_at,
     })
 }
 
 /// A model's name becomes a header: only what is visible ASCII, and not long.
-fn check_model(name: &str) -> Result<&str, String> {
+pub(crate) fn check_model(name: &str) -> Result<&str, String> {
     const MOST: usize = 256;
     if name.is_empty() {
         return Err("model: empty; name the model to use".into());
