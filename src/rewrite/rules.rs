@@ -149,25 +149,27 @@ impl Rules {
         self.names.iter().map(String::as_str)
     }
 
-    /// The session of a request, by its headers (names in lower case).
-    pub fn session<'h>(&self, headers: impl Iterator<Item = (&'h str, &'h str)> + Clone) -> Option<&'h str> {
-        let value =
-            |wanted: &String| headers.clone().find(|(name, value)| name == wanted && !value.is_empty());
-        self.session_headers.iter().find_map(value).map(|(_, value)| value)
+    /// The session of a request; `header` gives the value of a header by its name in lower case.
+    pub fn session<'h>(&self, header: impl Fn(&str) -> Option<&'h str>) -> Option<&'h str> {
+        self.session_headers.iter().find_map(|name| header(name).filter(|value| !value.is_empty()))
     }
 
-    /// The target that serves `model`, if a rule matches it. `key` stands for the session ([`key`]), or is random.
-    pub fn choose(&self, model: &str, key: u64) -> Option<Chosen<'_>> {
+    /// The target that serves `model`, if a rule matches it. `key` stands for the session ([`key()`]), or is random; it is
+    /// asked for only where there is a choice.
+    pub fn choose(&self, model: &str, key: impl FnOnce() -> u64) -> Option<Chosen<'_>> {
         let by_prefix =
             || self.prefixes.iter().find(|(prefix, _)| model.starts_with(prefix)).map(|(_, at)| at);
         let targets = self.rules.get(*self.exact.get(model).or_else(by_prefix)?)?;
-        let score = |target: &Weighted| {
-            let name = self.name(target).unwrap_or_default();
-            target.weight / -unit(xxh64(name.as_bytes(), key)).ln()
-        };
         let chosen = match targets.as_slice() {
             [only] => only,
-            several => several.iter().max_by(|a, b| score(a).total_cmp(&score(b)))?,
+            several => {
+                let key = key();
+                let score = |target: &Weighted| {
+                    let name = self.name(target).unwrap_or_default();
+                    target.weight / -unit(xxh64(name.as_bytes(), key)).ln()
+                };
+                several.iter().max_by(|a, b| score(a).total_cmp(&score(b)))?
+            }
         };
         Some(Chosen { model: self.name(chosen)?, place: chosen.place })
     }

@@ -24,12 +24,12 @@ fn exact_comes_before_the_longest_prefix_before_all_in_whatever_order_they_stand
     ];
     for _ in 0..list.len() {
         let rules = rules(&format!(r#"{{"rules":[{}]}}"#, list.join(",")));
-        let target = |model| rules.choose(model, 1).unwrap().model;
+        let target = |model| rules.choose(model, || 1).unwrap().model;
         let targets = ["gpt-4o", "gpt-4o-mini", "gpt-4", "gpt-3", "o1", "o12"].map(target);
         assert_eq!(targets, ["o", "four", "four", "gpt", "four", "rest"]);
         list.rotate_left(1);
     }
-    assert_eq!(rules(r#"{"rules":[{"models":["a"],"targets":[{"model":"b"}]}]}"#).choose("b", 1), None);
+    assert_eq!(rules(r#"{"rules":[{"models":["a"],"targets":[{"model":"b"}]}]}"#).choose("b", || 1), None);
     assert!(rules("").is_empty());
 }
 
@@ -68,7 +68,7 @@ fn split(weights: [u32; 3]) -> Rules {
 
 /// The target of each of many sessions.
 fn chosen(rules: &Rules) -> Vec<&str> {
-    (0..20_000).map(|n| rules.choose("m", key(&format!("session-{n}"))).unwrap().model).collect()
+    (0..20_000).map(|n| rules.choose("m", || key(&format!("session-{n}"))).unwrap().model).collect()
 }
 
 #[test]
@@ -88,7 +88,9 @@ fn shares_are_as_weights_and_a_changed_weight_moves_only_its_share() {
 #[test]
 fn the_first_configured_header_that_is_there_names_the_session() {
     let rules = rules(r#"{"session_headers":["X-Own","x-other"]}"#);
-    let session = |headers: &[(&'static str, &'static str)]| rules.session(headers.iter().copied());
+    let session = |headers: &[(&'static str, &'static str)]| {
+        rules.session(|wanted| headers.iter().find(|(name, _)| *name == wanted).map(|(_, value)| *value))
+    };
     assert_eq!(session(&[("x-other", "2"), ("x-own", "1")]), Some("1"));
     assert_eq!(session(&[("x-other", "2"), ("x-own", "")]), Some("2"));
     assert_eq!(session(&[("x-session-id", "3")]), None);

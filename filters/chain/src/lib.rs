@@ -37,6 +37,7 @@ impl Config {
     /// Reads the configuration and checks all of it.
     pub fn read(json: &[u8]) -> Result<Self, Invalid> {
         let config: Self = invalid::read(json)?;
+        config.extract.rules().map_err(|invalid| invalid.within("extract"))?;
         config.pick.check().map_err(|invalid| invalid.within("pick"))?;
         Ok(config)
     }
@@ -82,7 +83,7 @@ impl Filter for Chain {
     fn configure(json: &[u8], host: &dyn Host) -> Result<Self, Invalid> {
         let config = Config::read(json)?;
         Ok(Self {
-            extract: Extract::new(config.extract, host),
+            extract: Extract::new(config.extract, host).map_err(|invalid| invalid.within("extract"))?,
             pick: Pick::new(config.pick, host).map_err(|invalid| invalid.within("pick"))?,
             meter: Meter::new(config.meter, host),
             ticks: Ticks::default(),
@@ -135,6 +136,8 @@ impl Filter for Chain {
         if let Some(meter) = &mut stream.meter {
             self.meter.response_headers(meter, &Part::plain(host, &stream.state), end);
         }
+        let part = self.ticks.for_extract(host, &stream.state);
+        self.extract.response_headers(&mut stream.extract, &part, end);
     }
 
     fn response_body(&mut self, stream: &mut Stream, host: &dyn Host, piece: Body) {
@@ -144,6 +147,8 @@ impl Filter for Chain {
         }
         let part = self.ticks.for_pick(host, &stream.state);
         self.pick.response_body(&mut stream.pick, &part, piece);
+        let part = self.ticks.for_extract(host, &stream.state);
+        self.extract.response_body(&mut stream.extract, &part, piece);
     }
 
     fn log(&mut self, stream: &mut Stream, host: &dyn Host) {

@@ -1,8 +1,8 @@
 //! An Envoy in memory, for tests: one filter, its worker, and what the client and the endpoint would see.
 //!
 //! It keeps the rules that a real one has and fails the test when a filter breaks them: only declared callbacks come;
-//! a request's headers cannot be changed once they have gone on; a body can be read only in its callback, and a
-//! held body grows while a passing one comes in pieces; an answer is given once; a reply comes only to a stream
+//! headers cannot be changed once they have gone on; a body can be read or replaced only in its callback, replaced only
+//! as a whole, and goes on with its right length; a held body grows while a passing one comes in pieces; an answer is given once; a reply comes only to a stream
 //! that waits; nothing goes on while a call is out.
 #![allow(
     clippy::panic,
@@ -75,6 +75,8 @@ pub struct Exchange<F: Filter> {
     fake: Fake,
     held: bool,
     has_body: bool,
+    /// All of the body has come.
+    ended: bool,
 }
 
 /// A call that a filter made.
@@ -122,7 +124,7 @@ impl<F: Filter> Worker<F> {
         fake.state.replace(state.iter().map(|(name, value)| ((*name).to_owned(), value.to_vec())).collect());
         fake.request_open.set(true);
         let stream = self.filter.open(&fake);
-        let mut exchange = Exchange { stream, fake, held: false, has_body: !end };
+        let mut exchange = Exchange { stream, fake, held: false, has_body: !end, ended: false };
         if declared::<F>(Callback::RequestHeaders) {
             let flow = self.filter.request_headers(&mut exchange.stream, &exchange.fake, end);
             exchange.follow(flow);
@@ -144,6 +146,7 @@ impl<F: Filter> Worker<F> {
         body.extend_from_slice(bytes);
         let len = body.len();
         drop(body);
+        exchange.ended = end;
         exchange.fake.body_open.set(true);
         let flow = self.filter.request_body(&mut exchange.stream, &exchange.fake, Body { len, end });
         exchange.fake.body_open.set(false);
@@ -152,6 +155,7 @@ impl<F: Filter> Worker<F> {
 
     /// The request ends with trailers.
     pub fn trailers(&mut self, exchange: &mut Exchange<F>) {
+        exchange.ended = true;
         exchange.fake.body_open.set(true);
         let flow = self.filter.request_trailers(&mut exchange.stream, &exchange.fake);
         exchange.fake.body_open.set(false);
@@ -176,18 +180,20 @@ impl<F: Filter> Worker<F> {
             .replace(headers.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect());
         exchange.fake.state.borrow_mut().insert("upstream.address".into(), upstream.into());
         if declared::<F>(Callback::ResponseHeaders) {
+            exchange.fake.response_open.set(true);
             self.filter.response_headers(&mut exchange.stream, &exchange.fake, false);
+            exchange.fake.response_open.set(false);
         }
     }
 
-    /// A piece of the endpoint's answer.
-    pub fn piece(&mut self, exchange: &mut Exchange<F>, bytes: &[u8], end: bool) {
+    /// A piece of the endpoint's answer; gives what the client gets of it.
+    pub fn piece(&mut self, exchange: &mut Exchange<F>, bytes: &[u8], end: bool) -> Vec<u8> {
+        exchange.fake.piece.replace(bytes.to_vec());
         if declared::<F>(Callback::ResponseBody) {
-            exchange.fake.piece.replace(bytes.to_vec());
             let piece = Body { len: bytes.len(), end };
             self.filter.response_body(&mut exchange.stream, &exchange.fake, piece);
-            exchange.fake.piece.borrow_mut().clear();
         }
+        exchange.fake.piece.take()
     }
 
     /// The stream is over; gives what there was to see.
@@ -227,10 +233,18 @@ impl<F: Filter> Worker<F> {
 
 impl<F: Filter> Exchange<F> {
     fn follow(&mut self, flow: Flow) {
+        let was_held = self.held;
         self.held = flow == Flow::Hold || self.fake.waits();
         assert!(!(self.held && !self.has_body && !self.fake.waits()), "held, and nothing will ever come");
         if !self.held {
             self.fake.request_open.set(false);
+        }
+        if was_held && !self.held && self.ended {
+            let right = self.fake.body.borrow().len().to_string();
+            assert!(
+                self.fake.header("content-length").iter().all(|said| *said == right),
+                "a wrong content-length"
+            );
         }
     }
 
@@ -257,6 +271,7 @@ pub struct Fake {
     request: RefCell<Vec<(String, String)>>,
     response: RefCell<Vec<(String, String)>>,
     request_open: Cell<bool>,
+    response_open: Cell<bool>,
     body: RefCell<Vec<u8>>,
     body_open: Cell<bool>,
     piece: RefCell<Vec<u8>>,
@@ -276,6 +291,7 @@ impl Fake {
             request: RefCell::default(),
             response: RefCell::default(),
             request_open: Cell::new(false),
+            response_open: Cell::new(false),
             body: RefCell::default(),
             body_open: Cell::new(false),
             piece: RefCell::default(),
@@ -287,6 +303,13 @@ impl Fake {
         }
     }
 
+    fn map(&self, of: Of) -> &RefCell<Vec<(String, String)>> {
+        match of {
+            Of::Request => &self.request,
+            Of::Response => &self.response,
+        }
+    }
+
     fn waits(&self) -> bool {
         self.calling.get() || self.answer.borrow().is_some()
     }
@@ -294,6 +317,16 @@ impl Fake {
     /// The values of a request header, as the endpoint gets them.
     pub fn header(&self, name: &str) -> Vec<String> {
         self.request.borrow().iter().filter(|(own, _)| own == name).map(|(_, value)| value.clone()).collect()
+    }
+
+    /// The values of a header of the answer, as the client gets them.
+    pub fn response_header(&self, name: &str) -> Vec<String> {
+        self.response.borrow().iter().filter(|(own, _)| own == name).map(|(_, value)| value.clone()).collect()
+    }
+
+    /// The request's body so far, as the endpoint gets it when it was held.
+    pub fn sent(&self) -> Vec<u8> {
+        self.body.borrow().clone()
     }
 
     /// Filter state as text.
@@ -333,12 +366,16 @@ impl Host for Fake {
 
     fn set_header(&self, of: Of, name: &str, value: &str) {
         self.remove_header(of, name);
-        self.request.borrow_mut().push((name.to_owned(), value.to_owned()));
+        self.map(of).borrow_mut().push((name.to_owned(), value.to_owned()));
     }
 
     fn remove_header(&self, of: Of, name: &str) {
-        assert!(of == Of::Request && self.request_open.get(), "{name}: these headers have gone on");
-        self.request.borrow_mut().retain(|(own, _)| own != name);
+        let open = match of {
+            Of::Request => &self.request_open,
+            Of::Response => &self.response_open,
+        };
+        assert!(open.get(), "{name}: these headers have gone on");
+        self.map(of).borrow_mut().retain(|(own, _)| own != name);
     }
 
     fn body(&self, of: Of, from: usize, len: usize) -> Vec<u8> {
@@ -350,6 +387,20 @@ impl Host for Fake {
             Of::Response => self.piece.borrow(),
         };
         body.iter().skip(from).take(len).copied().collect()
+    }
+
+    fn set_body(&self, of: Of, len: usize, bytes: &[u8]) {
+        let body = match of {
+            Of::Request => {
+                assert!(
+                    self.body_open.get() && self.request_open.get(),
+                    "no body callback of a held request"
+                );
+                &self.body
+            }
+            Of::Response => &self.piece,
+        };
+        assert_eq!(body.replace(bytes.to_vec()).len(), len, "Envoy replaces all of a body, or nothing");
     }
 
     fn property(&self, path: &[&str]) -> Option<Vec<u8>> {
