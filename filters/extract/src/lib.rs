@@ -107,8 +107,6 @@ pub enum Stream {
 #[derive(Clone, Copy, Debug)]
 pub struct Awaited {
     dialect: Dialect,
-    /// There is a `content-length`, which has to be right.
-    has_length: bool,
     /// What stands for its session, if it has one.
     session: Option<u64>,
 }
@@ -149,11 +147,7 @@ impl Filter for Extract {
             Plan::Refuse(refusal) => self.refuse(host, &refusal),
             Plan::Read(dialect) if self.flag == Flag::Missing => self.misconfigured(host, dialect),
             Plan::Read(dialect) => {
-                *stream = Stream::Reading(Awaited {
-                    dialect,
-                    has_length: head.content_length.is_some(),
-                    session: self.rewrite.session(&headers),
-                });
+                *stream = Stream::Reading(Awaited { dialect, session: self.rewrite.session(&headers) });
                 if self.flag == Flag::Unknown {
                     if self.held.is_empty() {
                         host.tick_every(Duration::from_millis(self.config.flag_check_ms.0.get()));
@@ -267,7 +261,7 @@ impl Extract {
             if !weir::rewrite::replace(&mut body, model_at, asked, target) {
                 return self.refuse(host, &rewrite::cannot(awaited.dialect, asked));
             }
-            rewrite::send(host, len, &body, awaited.has_length);
+            rewrite::send(host, len, &body);
             *stream = Stream::Rewritten(asked.clone());
         }
         if let Some(model) = &facts.model {

@@ -64,12 +64,11 @@ impl Rewrite {
     }
 }
 
-/// Sends the request on with another body; `len`: what the length of the first was.
-pub(crate) fn send(host: &dyn Host, len: usize, body: &[u8], has_length: bool) {
+/// Sends the request on with another body; `len`: what the length of the first was. It has a length then, also where the
+/// client sent it in chunks: all of it is here, and some engines want one.
+pub(crate) fn send(host: &dyn Host, len: usize, body: &[u8]) {
     host.set_body(Of::Request, len, body);
-    if has_length && body.len() != len {
-        host.set_header(Of::Request, wire::CONTENT_LENGTH, &body.len().to_string());
-    }
+    host.set_header(Of::Request, wire::CONTENT_LENGTH, &body.len().to_string());
     host.set_header(Of::Request, wire::ACCEPT_ENCODING, "identity");
 }
 

@@ -2,16 +2,21 @@
 
 use super::Raw;
 use serde::Serialize;
-use weir::request::{self, Config, Head, Plan, Refusal};
-use weir::wire;
+use weir::invalid::Invalid;
+use weir::request::{self, Head, Plan, Refusal};
+use weir::{rewrite, wire};
+use weir_extract::Config;
 
 /// What became of a request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Request {
     /// `forward` for one that was read, `pass` for one that is none of this gateway's, or the status of a refusal.
     pub verdict: String,
-    /// The model asked for.
+    /// The model that serves it.
     pub model: Option<String>,
+    /// The model asked for, where another serves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rewritten_from: Option<String>,
     /// The client asks for a stream.
     pub stream: bool,
     /// The most tokens it lets the engine write; none where it sets no bound.
@@ -28,21 +33,36 @@ pub struct Request {
     pub reason: Option<String>,
 }
 
-/// Explains a request.
-pub fn request(raw: &Raw, config: &Config) -> Request {
+/// Explains a request, with the configuration of `extract`. Of several models that share the work, one without a session is
+/// explained with any.
+pub fn request(raw: &Raw, config: &Config) -> Result<Request, Invalid> {
+    let rules = config.rules()?;
+    Ok(explain(raw, &config.request, &rules))
+}
+
+fn explain(raw: &Raw, config: &request::Config, rules: &rewrite::Rules) -> Request {
     let line = [(":method", raw.method.as_str()), (":path", raw.path.as_str())];
     let headers = raw.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()));
     let head = Head::new(line.into_iter().chain(headers));
     let read = match request::plan(&head, raw.body.is_empty(), config) {
         Plan::Pass => return Request { verdict: "pass".into(), ..Request::default() },
         Plan::Refuse(refusal) => return refused(refusal),
-        Plan::Read(dialect) => request::read(dialect, &raw.body, config),
+        Plan::Read(dialect) => {
+            let header = |wanted: &str| {
+                let header = raw.headers.iter().find(|(name, _)| name == wanted);
+                header.map(|(_, value)| value.as_str())
+            };
+            let key = || rules.session(header).map_or(0, rewrite::key);
+            let target = |model: &str| rules.choose(model, key).map(|chosen| chosen.model.to_owned());
+            request::read_as(dialect, &raw.body, config, target)
+        }
     };
     match read {
         Err(refusal) => refused(refusal),
         Ok(reading) => Request {
             verdict: "forward".into(),
             model: reading.facts.model,
+            rewritten_from: reading.facts.rewritten_from,
             stream: reading.facts.stream,
             max_output_tokens: reading.facts.max_output_tokens,
             prompt: reading.prompt.iter().map(ToString::to_string).collect(),
@@ -66,7 +86,7 @@ mod tests {
     fn explained(path: &str, body: &str) -> Request {
         let headers = vec![("content-type".to_owned(), "application/json".to_owned())];
         let raw = Raw { method: "POST".into(), path: path.into(), headers, body: body.into() };
-        request(&raw, &Config::default())
+        request(&raw, &Config::default()).unwrap()
     }
 
     #[test]
