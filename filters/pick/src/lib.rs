@@ -121,11 +121,11 @@ impl Filter for Pick {
         let lease = Lease { pool, id: self.random.next(), asked: false };
         let asking = Asking { lease, facts, blocks, told: Vec::new() };
         match self.ask(host, asking) {
-            Ok(asking) => {
+            (asking, true) => {
                 stream.asking = Some(asking);
                 Flow::Hold
             }
-            Err(asking) => {
+            (asking, false) => {
                 let source = if self.scorer.is_some() { Source::Fallback } else { Source::Local };
                 self.choose_here(stream, host, &asking, source)
             }
@@ -247,10 +247,10 @@ impl Pick {
         })
     }
 
-    /// Asks the scorer, if there is one worth asking; gives `asking` back as an error if not.
-    fn ask(&mut self, host: &dyn Host, mut asking: Asking) -> Result<Asking, Asking> {
-        let Some(scorer) = &mut self.scorer else { return Err(asking) };
-        let Some((name, _)) = self.pools.get(asking.lease.pool) else { return Err(asking) };
+    /// Asks the scorer, if there is one worth asking; says whether it did.
+    fn ask(&mut self, host: &dyn Host, mut asking: Asking) -> (Asking, bool) {
+        let Some(scorer) = &mut self.scorer else { return (asking, false) };
+        let Some((name, _)) = self.pools.get(asking.lease.pool) else { return (asking, false) };
         let request = Reserve {
             pool: name.to_owned(),
             lease: asking.lease.id,
@@ -266,9 +266,9 @@ impl Pick {
         match told {
             Some(told) => {
                 asking.lease.asked = true;
-                Ok(Asking { told, ..asking })
+                (Asking { told, ..asking }, true)
             }
-            None => Err(asking),
+            None => (asking, false),
         }
     }
 
