@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`request`] | what a request asks for: model, bounds, the prompt in the order the engine sees it; or why it is refused |
 //! | [`block`] | where the prompt is cut into chained prefix blocks |
+//! | [`rewrite`] | which model serves a request in the place of the one it names, and how neither side notices |
 //! | [`response`] | what an answer used, when its first token came, how it ended |
 //! | [`pool`] | who is loaded with what, who holds which prefix, who gets the next request |
 //! | [`limit`] | whether a request may be admitted, and what it is charged |
@@ -23,4 +24,5 @@ pub mod pool;
 pub mod random;
 pub mod request;
 pub mod response;
+pub mod rewrite;
 pub mod wire;

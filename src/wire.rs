@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// Header: the model of the body. Routes match on it.
+/// Header: the model to be served, which the body names. Routes match on it.
 pub const MODEL: &str = "x-gateway-model-name";
 /// Header: the model that [`MODEL`] is an adapter of.
 pub const BASE_MODEL: &str = "x-gateway-base-model-name";
@@ -22,6 +22,10 @@ pub const BASE_MODEL: &str = "x-gateway-base-model-name";
 pub const OBJECTIVE: &str = "x-llm-d-inference-objective";
 /// Header of clients, or of whoever authenticates them: the tenant, as llm-d has it.
 pub const FAIRNESS_ID: &str = "x-llm-d-inference-fairness-id";
+/// Header: what codings the client reads.
+pub const ACCEPT_ENCODING: &str = "accept-encoding";
+/// Header: the length of a body.
+pub const CONTENT_LENGTH: &str = "content-length";
 /// Header: where `override_host` sends the request, an ordered list.
 pub const DESTINATION: &str = "x-gateway-destination-endpoint";
 
@@ -249,7 +253,11 @@ pub fn write_facts(facts: &Facts) -> String {
         }
     }
     let words = [("effort", &facts.effort), ("objective", &facts.objective), ("tier", &facts.tier)];
-    for (key, word) in words.into_iter().chain([("base_model", &facts.base_model), ("model", &facts.model)]) {
+    for (key, word) in words.into_iter().chain([
+        ("base_model", &facts.base_model),
+        ("model", &facts.model),
+        ("rewritten_from", &facts.rewritten_from),
+    ]) {
         if let Some(word) = word {
             let _ = write!(line, " {key}={}", encode(word));
         }
@@ -281,6 +289,7 @@ pub fn read_facts(line: &str) -> Option<Facts> {
             ("tier", text) => facts.tier = Some(word(text)?),
             ("base_model", text) => facts.base_model = Some(decode(text)?),
             ("model", text) => facts.model = Some(decode(text)?),
+            ("rewritten_from", text) => facts.rewritten_from = Some(decode(text)?),
             ("dialect" | "stream", _) => return None,
             _ => {}
         }
@@ -389,6 +398,7 @@ mod tests {
         let full = Facts {
             model: Some("org/m-7b:x=y".into()),
             base_model: Some("Größe 7%".into()),
+            rewritten_from: Some("m = alias".into()),
             stream: true,
             prompt_tokens: 12,
             prompt_units: 1,

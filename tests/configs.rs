@@ -61,16 +61,12 @@ fn every_file_parses_and_weir_check_accepts_it() {
 
 #[test]
 fn envoy_itself_accepts_what_is_shipped() {
-    let mut envoy = Command::new(envoy_binary().unwrap());
-    envoy.current_dir(repository()).args([
-        "--mode",
-        "validate",
-        "--disable-hot-restart",
-        "-c",
-        "envoy/envoy.yaml",
-    ]);
-    let output = envoy.output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    for file in ["envoy/envoy.yaml", "envoy/compare.yaml"] {
+        let mut envoy = Command::new(envoy_binary().unwrap());
+        envoy.current_dir(repository()).args(["--mode", "validate", "--disable-hot-restart", "-c", file]);
+        let output = envoy.output().unwrap();
+        assert!(output.status.success(), "{file}: {}", said(&output));
+    }
 }
 
 #[test]
@@ -109,6 +105,24 @@ fn a_misspelt_file_is_refused_with_the_path_of_the_word() {
             "stop_iteration: true",
             "stop_iteration: false",
             format!("{}.allow_on_headers_stop_iteration", filter(0)),
+        ),
+        (
+            "compare.yaml",
+            "\"demo-small\", \"weight\": 90",
+            "\"demo-small\", \"wait\": 90",
+            format!("{}.configuration.value.rewrite.rules[0].targets[0].wait", filter(0)),
+        ),
+        (
+            "compare.yaml",
+            "\"weight\": 10",
+            "\"weight\": 0",
+            format!("{}.configuration.value.rewrite.rules[0].targets[1].weight", filter(0)),
+        ),
+        (
+            "compare.yaml",
+            "\"policy\": \"least_prefill\"",
+            "\"policy\": \"lest_prefill\"",
+            format!("{}.configuration.value.pools[0].choose.policy", filter(1)),
         ),
         ("scorer.yaml", "policy:", "polici:", "choose.polici".into()),
         ("scorer.yaml", "\"127.0.0.1:8002\"", "\"localhost:8002\"", "pools[0].endpoints[1]".into()),

@@ -152,7 +152,7 @@ fn explain_one(what: Explain) -> anyhow::Result<()> {
             raw.method = method.unwrap_or(raw.method);
             raw.headers.retain(|(name, _)| !headers.iter().any(|(given, _)| given == name));
             raw.headers.extend(headers);
-            say_json(&explain::request(&raw, &extract_config(config.as_deref())?))
+            say_json(&explain::request(&raw, &extract_config(config.as_deref())?).context("--config")?)
         }
         Explain::Response { file, headers, cut, path: _ } => {
             let name = file.display().to_string();
@@ -161,14 +161,13 @@ fn explain_one(what: Explain) -> anyhow::Result<()> {
     }
 }
 
-fn extract_config(given: Option<&str>) -> anyhow::Result<weir::request::Config> {
-    let Some(given) = given else { return Ok(weir::request::Config::default()) };
+fn extract_config(given: Option<&str>) -> anyhow::Result<weir_extract::Config> {
+    let Some(given) = given else { return Ok(weir_extract::Config::default()) };
     let text = match given.trim_start().starts_with('{') {
         true => given.as_bytes().to_vec(),
         false => document::bytes_of(Path::new(given)).with_context(|| given.to_owned())?,
     };
-    let config = document::read_one(&text).and_then(weir::invalid::read_value::<weir_extract::Config>);
-    Ok(config.context("--config")?.request)
+    document::read_one(&text).and_then(weir::invalid::read_value).context("--config")
 }
 
 fn usage(why: &str) -> ! {

@@ -48,6 +48,9 @@ fn headers_methods_and_configuration_count() {
     assert_eq!(with(&["--header", "Content-Encoding: gzip"])["verdict"], "415");
     assert_eq!(with(&["--header", "content-type: multipart/form-data"])["verdict"], "415");
     assert_eq!(with(&["--config", r#"{"request":{"max_body_bytes":3}}"#])["verdict"], "413");
+    let rules = r#"{"rewrite":{"rules":[{"models":["m*"],"targets":[{"model":"n"}]}]}}"#;
+    let renamed = with(&["--config", rules]);
+    assert_eq!((&renamed["model"], &renamed["rewritten_from"]), (&"n".into(), &"m".into()));
     let small = r#"{"request":{"block_tokens":1,"bytes_per_token":5}}"#;
     assert_eq!(with(&["--config", small])["blocks"].as_array().unwrap().len(), 2);
     assert_eq!(told(&path, b"")["verdict"], "400");

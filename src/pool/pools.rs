@@ -16,6 +16,10 @@ pub struct Spec {
     pub models: Vec<String>,
     /// Its endpoints, each `address:port`.
     pub endpoints: Vec<String>,
+    /// How an endpoint of this pool is chosen, in the place of what holds for all of them; what it leaves out has its
+    /// default. Two pools of the same endpoints compare two policies; each counts its own requests only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub choose: Option<Config>,
 }
 
 /// Pools that were accepted.
@@ -27,7 +31,7 @@ pub struct Pools {
 }
 
 impl Pools {
-    /// Checks and makes all pools; `config` holds for each of them.
+    /// Checks and makes all pools; `config` holds for each that has none of its own.
     pub fn new(specs: &[Spec], config: &Config, seed: u64) -> Result<Self, Invalid> {
         if specs.is_empty() {
             return Err(Invalid::new("pools", "empty; name at least one pool"));
@@ -51,10 +55,14 @@ impl Pools {
             if spec.endpoints.is_empty() {
                 return Err(Invalid::new(place("endpoints"), "empty; name at least one endpoint"));
             }
-            let pool = Pool::new(config, &spec.endpoints, random.next()).map_err(|invalid| {
-                let place = if invalid.at.starts_with("policy") { "choose" } else { &format!("pools[{at}]") };
-                invalid.within(place)
-            })?;
+            let own = spec.choose.as_ref();
+            let pool = Pool::new(own.unwrap_or(config), &spec.endpoints, random.next()).map_err(
+                |invalid| match (invalid.at.starts_with("policy"), own) {
+                    (true, None) => invalid.within("choose"),
+                    (true, Some(_)) => invalid.within(&place("choose")),
+                    (false, _) => invalid.within(&format!("pools[{at}]")),
+                },
+            )?;
             made.pools.push((spec.name.clone(), pool));
         }
         Ok(made)

@@ -240,6 +240,7 @@ fn pools_are_told_apart_by_name_and_model() {
         name: name.into(),
         models: vec![model.into()],
         endpoints: vec![endpoint.into()],
+        choose: None,
     };
     let make =
         |specs: &[Spec]| Pools::new(specs, &Config::default(), 1).map_err(|invalid| invalid.to_string());
@@ -253,4 +254,20 @@ fn pools_are_told_apart_by_name_and_model() {
     );
     assert!(make(&[a.clone(), spec("b", "n", "host:1")]).unwrap_err().starts_with("pools[1].endpoints[0]: "));
     assert!(make(&[Spec { endpoints: vec![], ..a }]).unwrap_err().starts_with("pools[0].endpoints: empty"));
+}
+
+#[test]
+fn two_pools_of_the_same_endpoints_may_choose_by_different_policies() {
+    let spec = |name: &str, choose: Value| -> Spec {
+        let spec = json!({"name": name, "models": [name], "endpoints": ["10.0.0.1:1", "10.0.0.2:1"], "choose": choose});
+        crate::invalid::read_value(spec).unwrap()
+    };
+    let specs = [spec("common", Value::Null), spec("own", json!({"policy": "round_robin"}))];
+    let mut pools = Pools::new(&specs, &Config::default(), 1).unwrap();
+    let mut policy =
+        |at| pools.get(at).and_then(|(_, pool)| pool.reserve(1, &ask(&[]), NOW)).unwrap().policy.into_owned();
+    assert_eq!([policy(0), policy(1)], ["least_prefill", "round_robin"]);
+    let wrong = [spec("own", json!({"policy": "fastest"}))];
+    let said = Pools::new(&wrong, &Config::default(), 1).unwrap_err().to_string();
+    assert!(said.starts_with("pools[0].choose.policy: unknown policy"), "{said}");
 }

@@ -6,6 +6,7 @@ use super::sink::{Count, Inner, Sink, To, next, next_key, skip};
 use serde::de::{Deserializer, MapAccess, SeqAccess};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
+use std::ops::Range;
 
 /// Most pieces of a prompt: messages, parts of messages, prompts of a list.
 pub(super) const MOST_PIECES: usize = 1 << 16;
@@ -27,6 +28,7 @@ pub(super) struct Body<'a> {
     /// A field that came twice. Which of two counts is not the same everywhere: Python's last, RapidJSON's first.
     pub twice: Option<&'static str>,
     pub model: Model<'a>,
+    model_raw: Option<&'a str>,
     pub stream: bool,
     pub max_tokens: Count,
     pub max_completion_tokens: Count,
@@ -92,6 +94,13 @@ impl<'a> Body<'a> {
         json.deserialize_map(To(&mut body))?;
         json.end()?;
         Ok(body)
+    }
+
+    /// Where in `body`, which this was read from, the model's value stands, quotes included.
+    pub(super) fn model_at(&self, body: &[u8]) -> Option<Range<usize>> {
+        let raw = self.model_raw?;
+        let start = raw.as_ptr().addr().checked_sub(body.as_ptr().addr())?;
+        Some(start..start.saturating_add(raw.len()))
     }
 
     /// Whether the prompt has more pieces than are kept. A piece of three bytes takes dozens in memory, and wasm memory
@@ -183,8 +192,13 @@ impl<'a> Sink<'a> for Body<'a> {
             self.note(&key, &mut seen);
             match &*key {
                 "model" => {
+                    let raw: &RawValue = map.next_value()?;
+                    self.model_raw = Some(raw.get());
                     self.model = Model::Wrong("not a string");
-                    map.next_value_seed(To(&mut self.model))?;
+                    let mut value = serde_json::Deserializer::from_str(raw.get());
+                    if value.deserialize_any(To(&mut self.model)).is_err() {
+                        self.model = Model::Wrong("has a lone surrogate");
+                    }
                 }
                 "stream" => self.stream = next::<Option<u64>, _>(&mut map)?.is_some_and(|value| value != 0),
                 "max_tokens" => self.max_tokens = next(&mut map)?,

@@ -9,8 +9,11 @@ use super::{Config, Dialect, Incoming};
 pub struct Facts {
     /// The API the client speaks.
     pub dialect: Dialect,
-    /// The model asked for, as the client writes it. `None` only in dialects where a request may leave it out.
+    /// The model to be served: the one asked for, unless [`crate::rewrite`] chose another. `None` only in dialects where a
+    /// request may leave it out.
     pub model: Option<String>,
+    /// The model asked for, where another is served.
+    pub rewritten_from: Option<String>,
     /// The model that `model` is an adapter of.
     pub base_model: Option<String>,
     /// The client asks for a stream. A hint: what comes is decided by the answer's content type.
@@ -45,6 +48,7 @@ impl Facts {
         Self {
             dialect,
             model: None,
+            rewritten_from: None,
             base_model: None,
             stream: false,
             prompt_tokens: 0,

@@ -6,11 +6,12 @@
 //! (a repeated `model`, bytes after the document, bad UTF-8) is refused with its reason, never guessed at.
 //!
 //! The body is read in one pass, straight into the few things wanted: no tree is built, and what is not
-//! wanted is skipped without recursion. It is never changed.
+//! wanted is skipped without recursion. It is never changed here; [`crate::rewrite`] changes the model's bytes, and needs
+//! to know where they are.
 //!
 //! `docs/bodies.md` has the table of such cases, and what is made of each.
 //!
-//! Not here: rewriting models. A body this cannot read is refused (415) on the paths of a known dialect, and passed
+//! A body this cannot read is refused (415) on the paths of a known dialect, and passed
 //! untouched elsewhere.
 
 mod body;
@@ -42,6 +43,7 @@ use body::{Body, Model};
 use coding::Broken;
 use head::Form;
 use std::borrow::Cow;
+use std::ops::Range;
 
 /// The refusal of a body over `max_body_bytes`.
 pub fn too_large(dialect: Dialect, config: &Config) -> Refusal {
@@ -62,6 +64,8 @@ pub struct Reading<'a> {
     pub prompt: Vec<Segment<'a>>,
     /// Chained hashes of the prompt's full blocks.
     pub blocks: Vec<u64>,
+    /// Where the body names the model: the whole JSON string, quotes included. `None` where it cannot be changed in place.
+    pub model_at: Option<Range<usize>>,
 }
 
 impl Incoming {
@@ -86,11 +90,22 @@ impl Incoming {
 
     /// Reads a complete and decoded body.
     pub fn read<'a>(&self, body: &'a [u8], config: &Config) -> Result<Reading<'a>, Refusal> {
+        self.read_as(body, config, |_| None)
+    }
+
+    /// Reads a complete and decoded body whose model may be served by another: `rename` gives that one's name. Facts and
+    /// blocks are the other's, as the engine will see it.
+    pub fn read_as<'a>(
+        &self,
+        whole: &'a [u8],
+        config: &Config,
+        rename: impl FnOnce(&str) -> Option<String>,
+    ) -> Result<Reading<'a>, Refusal> {
         let dialect = self.dialect;
         let refuse = |why: String| Refusal::new(dialect, 400, why);
         let body = match &self.form {
-            Form::Json => read_json(body, dialect),
-            Form::Parts(boundary) => multipart::read(body, boundary, dialect),
+            Form::Json => read_json(whole, dialect),
+            Form::Parts(boundary) => multipart::read(whole, boundary, dialect),
         };
         let body = body.map_err(refuse)?;
         let model = match &body.model {
@@ -108,6 +123,11 @@ impl Incoming {
         if body.has_too_many_pieces() {
             return Err(refuse(format!("the prompt has {} pieces or more", body::MOST_PIECES)));
         }
+        let model_at = body.model_at(whole).filter(|_| self.coding.is_none());
+        let (model, rewritten_from) = match model.as_deref().and_then(rename) {
+            Some(target) if model.as_ref() != Some(&target) => (Some(target), model),
+            _ => (model, None),
+        };
         let seed = body.seed(model.as_deref());
         let mut facts = Facts::new(self, model, &body, config);
         let prompt = body.into_prompt(dialect);
@@ -119,7 +139,8 @@ impl Incoming {
         let count = |unit: usize| u32::try_from(bytes.div_ceil(unit)).unwrap_or(u32::MAX);
         facts.prompt_tokens = count(config.bytes_per_token.get() as usize);
         facts.prompt_units = count(config.unit_bytes());
-        Ok(Reading { facts, prompt, blocks: hashes })
+        facts.rewritten_from = rewritten_from;
+        Ok(Reading { facts, prompt, blocks: hashes, model_at })
     }
 }
 
@@ -152,7 +173,7 @@ fn not_json(why: &serde_json::Error) -> String {
 
 /// A model's name: short, and without anything that must not come near a header. What else no header can hold,
 /// [`crate::wire::encode`] takes care of.
-fn check_model(name: &str) -> Result<&str, String> {
+pub(crate) fn check_model(name: &str) -> Result<&str, String> {
     const MOST: usize = 256;
     if name.trim().is_empty() {
         return Err("model: empty; name the model to use".into());

@@ -25,7 +25,11 @@ pub(crate) fn place(
     let listener = &mut envoy["static_resources"]["listeners"][0];
     listener["address"]["socket_address"] = json!({"address": "127.0.0.1", "port_value": port});
     for cluster in envoy["static_resources"]["clusters"].as_array_mut().expect("clusters") {
-        let pool = ["small", "large"].iter().position(|name| cluster["name"] == *name);
+        let pool = match cluster["name"].as_str() {
+            Some("small") => Some(0),
+            Some("large" | "trial") => Some(1),
+            _ => None,
+        };
         let ours: Vec<String> = match pool {
             Some(pool) => addresses[pool].clone(),
             None => vec![format!("127.0.0.1:{}", scorer_port.unwrap_or(1))],
@@ -46,8 +50,9 @@ pub(crate) fn place(
         module["filename"] = path.display().to_string().into();
     }
     filter_config(envoy, "pick", |pick| {
-        for (pool, addresses) in addresses.iter().enumerate() {
-            pick["pools"][pool]["endpoints"] = addresses.clone().into();
+        for pool in pick["pools"].as_array_mut().expect("pools") {
+            let of = usize::from(pool["name"] == "large" || pool["name"] == "trial");
+            pool["endpoints"] = addresses[of].clone().into();
         }
         if scorer_port.is_none() {
             pick.as_object_mut().expect("an object").remove("scorer");

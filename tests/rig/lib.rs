@@ -35,6 +35,10 @@ pub type Edit = Box<dyn Fn(&mut Value) + Send + Sync>;
 
 /// What to start.
 pub struct Setup {
+    /// The shipped configuration that Envoy runs.
+    pub file: &'static str,
+    /// Models that every engine serves besides its pool's.
+    pub also: Vec<&'static str>,
     /// Engines in each of the two pools, `small` and `large`.
     pub engines: [usize; 2],
     /// What every engine is like; its models are set by the rig.
@@ -60,6 +64,8 @@ impl Default for Setup {
         let engine =
             weir_engine::Config { prefill_ms_per_ktoken: 20.0, decode_ms: 2.0, ..Default::default() };
         Self {
+            file: "envoy/envoy.yaml",
+            also: Vec::new(),
             engines: [2, 2],
             engine,
             scorer: false,
@@ -127,7 +133,8 @@ impl Gateway {
         let mut engines = [Vec::new(), Vec::new()];
         for ((pool, number), model) in engines.iter_mut().zip(setup.engines).zip(MODELS) {
             for _ in 0..number {
-                let config = weir_engine::Config { models: vec![model.into()], ..setup.engine.clone() };
+                let models = [model].iter().chain(&setup.also).map(|model| (*model).to_owned()).collect();
+                let config = weir_engine::Config { models, ..setup.engine.clone() };
                 pool.push(Engine::start(config).await?);
             }
         }
@@ -139,7 +146,7 @@ impl Gateway {
         };
         let scorer_port = scorer.as_ref().map(|scorer| port_of(&scorer.url));
         let (port, admin_port) = (free_port()?, free_port()?);
-        let mut envoy = shipped("envoy/envoy.yaml")?;
+        let mut envoy = shipped(setup.file)?;
         if let Some(limit) = &setup.limit {
             config::limit(&mut envoy, shipped("envoy/limit.yaml")?, limit);
         }

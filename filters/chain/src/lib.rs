@@ -41,6 +41,7 @@ impl Config {
     /// Reads the configuration and checks all of it.
     pub fn read(json: &[u8]) -> Result<Self, Invalid> {
         let config: Self = invalid::read(json)?;
+        config.extract.rules().map_err(|invalid| invalid.within("extract"))?;
         config.pick.check().map_err(|invalid| invalid.within("pick"))?;
         if let Some(limit) = &config.limit {
             weir_limit::check(limit).map_err(|invalid| invalid.within("limit"))?;
@@ -92,7 +93,7 @@ impl Filter for Chain {
         let config = Config::read(json)?;
         let limit = config.limit.map(|limit| Limit::new(&limit, host)).transpose();
         Ok(Self {
-            extract: Extract::new(config.extract, host),
+            extract: Extract::new(config.extract, host).map_err(|invalid| invalid.within("extract"))?,
             limit: limit.map_err(|invalid| invalid.within("limit"))?,
             pick: Pick::new(config.pick, host).map_err(|invalid| invalid.within("pick"))?,
             meter: Meter::new(config.meter, host),
@@ -149,6 +150,8 @@ impl Filter for Chain {
         if let Some(limit) = &mut self.limit {
             limit.response_headers(&mut stream.limit, &Part::plain(host, &stream.state), end);
         }
+        let part = self.ticks.for_extract(host, &stream.state);
+        self.extract.response_headers(&mut stream.extract, &part, end);
     }
 
     fn response_body(&mut self, stream: &mut Stream, host: &dyn Host, piece: Body) {
@@ -158,6 +161,8 @@ impl Filter for Chain {
         }
         let part = self.ticks.for_pick(host, &stream.state);
         self.pick.response_body(&mut stream.pick, &part, piece);
+        let part = self.ticks.for_extract(host, &stream.state);
+        self.extract.response_body(&mut stream.extract, &part, piece);
     }
 
     fn log(&mut self, stream: &mut Stream, host: &dyn Host) {

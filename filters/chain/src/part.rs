@@ -103,6 +103,9 @@ impl Host for Part<'_> {
     fn body(&self, of: Of, from: usize, len: usize) -> Vec<u8> {
         self.host.body(of, from, len)
     }
+    fn set_body(&self, of: Of, len: usize, bytes: &[u8]) {
+        self.host.set_body(of, len, bytes);
+    }
     fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) {
         self.host.respond(status, headers, body);
     }

@@ -49,6 +49,38 @@ fn a_body_that_comes_while_the_scorer_is_asked_releases_nothing() {
 }
 
 #[test]
+fn a_renamed_request_is_sent_by_its_target_and_measured_before_it_is_named_back() {
+    let rules = r#""extract":{"rewrite":{"rules":[{"models":["alias*"],"targets":[{"model":"m"}]}]}},"pick""#;
+    for scorer in [false, true] {
+        let mut config = CONFIG.replace(r#""pick""#, rules);
+        if scorer {
+            config = config.replace(r#"{"pools""#, r#"{"scorer":{"cluster":"scorer"},"pools""#);
+        }
+        let mut worker = Worker::new(&config);
+        let mut exchange =
+            send(&mut worker, &String::from_utf8_lossy(BODY).replace(r#""m""#, r#""alias-1""#).into_bytes());
+        if scorer {
+            worker.reply(&mut exchange, &[(":status", "504")], b"");
+        }
+        assert!(!exchange.held());
+        assert_eq!(exchange.see().sent(), BODY);
+        assert_eq!(exchange.see().header(wire::MODEL), ["m"]);
+        worker.response(
+            &mut exchange,
+            "10.0.0.1:1",
+            &[(":status", "200"), ("content-type", "application/json")],
+        );
+        let answer = br#"{"model":"m","usage":{"prompt_tokens":4,"completion_tokens":2}}"#;
+        let got = worker.piece(&mut exchange, answer, true);
+        assert!(got.starts_with(br#"{"model":"alias-1","usage""#), "{}", String::from_utf8_lossy(&got));
+        let seen = worker.finish(exchange);
+        assert!(seen.state(wire::PICK).unwrap().contains("endpoint=10.0.0."));
+        assert!(seen.state(wire::USAGE).unwrap().starts_with("status=complete input=4"));
+        assert!(seen.state(wire::FACTS).unwrap().ends_with("model=m rewritten_from=alias-1"));
+    }
+}
+
+#[test]
 fn what_is_refused_or_passes_is_treated_as_by_three_filters() {
     let mut worker = Worker::new(CONFIG);
     let refused = send(&mut worker, b"{}");
@@ -69,6 +101,8 @@ fn a_wrong_configuration_names_the_filter_and_the_place() {
     let limit = CONFIG.replace(r#"{"pick""#, r#"{"limit":{"limits":[{"name":"l"}]},"pick""#);
     let limit = limit.as_str();
     assert!(message(limit).starts_with("limit.limits[0].windows: "), "{}", message(limit));
+    let rule = r#"{"extract":{"rewrite":{"rules":[{"models":["a"],"targets":[]}]}},"pick":{"pools":[]}}"#;
+    assert!(message(rule).starts_with("extract.rewrite.rules[0].targets: empty"), "{}", message(rule));
     assert!(message(r#"{"pikc":{}}"#).starts_with("pikc: unknown field"));
 }
 

@@ -2,7 +2,8 @@
 //!
 //! It stands first in the chain, holds the headers until the body is complete, and then sets
 //! `x-gateway-model-name`, so that routes can match on the model, and publishes facts and prefix-block hashes as
-//! filter state. What it cannot read for certain it answers itself. Whatever else passes is not held; but of
+//! filter state. A model that is served by another is renamed in the body, and back in the answer (`rewrite.rs`).
+//! What it cannot read for certain it answers itself. Whatever else passes is not held; but of
 //! every request the headers are removed that steer the gateway and that only the gateway may set.
 //!
 //! Holding headers while the body is read needs `allow_on_headers_stop_iteration: true` in the plugin's Envoy
@@ -10,12 +11,16 @@
 //! the field, but it can see its absence: bytes of the body have been received and no body callback came. That
 //! is looked for until the first body callback; then it is known to be right and never looked for again.
 
+mod rewrite;
+
 use std::num::NonZeroU64;
 use std::time::Duration;
 
+use rewrite::Rewrite;
 use serde::{Deserialize, Serialize};
 use weir::invalid::{self, Invalid};
-use weir::request::{self, Dialect, Head, Incoming, Plan, Refusal};
+use weir::request::{self, Dialect, Head, Incoming, Plan, Reading, Refusal};
+use weir::rewrite::{Restorer, Rules};
 use weir::wire;
 use weir_host::{Body, Callback, Filter, Flow, Headers, Host, Kind, Metric, Of};
 
@@ -27,8 +32,24 @@ weir_host::serve!(Extract);
 pub struct Config {
     /// How bodies are read.
     pub request: request::Config,
+    /// Which models are served by others.
+    pub rewrite: weir::rewrite::Config,
     /// How soon a missing `allow_on_headers_stop_iteration` is found out.
     pub flag_check_ms: FlagCheck,
+}
+
+impl Config {
+    /// Reads the configuration and checks all of it.
+    pub fn read(json: &[u8]) -> Result<Self, Invalid> {
+        let config: Self = invalid::read(json)?;
+        config.rules()?;
+        Ok(config)
+    }
+
+    /// The rules of rewriting; an error says what the types cannot.
+    pub fn rules(&self) -> Result<Rules, Invalid> {
+        Rules::new(&self.rewrite).map_err(|invalid| invalid.within("rewrite"))
+    }
 }
 
 /// Milliseconds between two looks for a missing flag.
@@ -49,6 +70,7 @@ pub struct Extract {
     flag: Flag,
     /// Requests held before the flag is known: their streams, the size of their headers, their dialects.
     held: Vec<(u32, i64, Dialect)>,
+    rewrite: Rewrite,
     metrics: Metrics,
 }
 
@@ -74,7 +96,19 @@ pub enum Stream {
     /// Nothing more to do.
     Done,
     /// Its body is awaited.
-    Reading(Incoming),
+    Reading(Awaited),
+    /// It went on for another model than the client named, with this name.
+    Rewritten(String),
+    /// Its answer is coming, and the client's name goes into it.
+    Restoring(Box<Restorer>),
+}
+
+/// What the headers of a request told, whose body is awaited.
+#[derive(Debug)]
+pub struct Awaited {
+    incoming: Incoming,
+    /// What stands for its session, if it has one.
+    session: Option<u64>,
 }
 
 const MISSING: &str = "the filter extract needs `allow_on_headers_stop_iteration: true` in its Envoy plugin \
@@ -83,12 +117,18 @@ const MISSING: &str = "the filter extract needs `allow_on_headers_stop_iteration
 
 impl Filter for Extract {
     const NAME: &'static str = "weir-extract";
-    const CALLBACKS: &'static [Callback] =
-        &[Callback::RequestHeaders, Callback::RequestBody, Callback::RequestTrailers, Callback::Tick];
+    const CALLBACKS: &'static [Callback] = &[
+        Callback::RequestHeaders,
+        Callback::RequestBody,
+        Callback::RequestTrailers,
+        Callback::ResponseHeaders,
+        Callback::ResponseBody,
+        Callback::Tick,
+    ];
     type Stream = Stream;
 
     fn configure(config: &[u8], host: &dyn Host) -> Result<Self, Invalid> {
-        Ok(Self::new(invalid::read(config)?, host))
+        Self::new(invalid::read(config)?, host)
     }
 
     fn open(&mut self, _: &dyn Host) -> Stream {
@@ -108,7 +148,7 @@ impl Filter for Extract {
             Plan::Read(incoming) if self.flag == Flag::Missing => self.misconfigured(host, incoming.dialect),
             Plan::Read(incoming) => {
                 let dialect = incoming.dialect;
-                *stream = Stream::Reading(incoming);
+                *stream = Stream::Reading(Awaited { incoming, session: self.rewrite.session(&headers) });
                 if self.flag == Flag::Unknown {
                     if self.held.is_empty() {
                         host.tick_every(Duration::from_millis(self.config.flag_check_ms.0.get()));
@@ -121,14 +161,14 @@ impl Filter for Extract {
     }
 
     fn request_body(&mut self, stream: &mut Stream, host: &dyn Host, body: Body) -> Flow {
-        let Stream::Reading(incoming) = &*stream else { return Flow::Continue };
+        let Stream::Reading(awaited) = &*stream else { return Flow::Continue };
         if self.flag == Flag::Unknown {
             self.flag = Flag::Set;
             self.held = Vec::new();
             host.tick_every(Duration::ZERO);
         }
         if body.len > self.config.request.max_body_bytes {
-            let refusal = request::too_large(incoming.dialect, &self.config.request);
+            let refusal = request::too_large(awaited.incoming.dialect, &self.config.request);
             *stream = Stream::Done;
             return self.refuse(host, &refusal);
         }
@@ -140,6 +180,23 @@ impl Filter for Extract {
 
     fn request_trailers(&mut self, stream: &mut Stream, host: &dyn Host) -> Flow {
         self.read(stream, host, usize::MAX)
+    }
+
+    fn response_headers(&mut self, stream: &mut Stream, host: &dyn Host, end: bool) {
+        if let Stream::Rewritten(name) = stream {
+            *stream = match self.rewrite.restorer(host, name) {
+                Some(restorer) if !end => Stream::Restoring(Box::new(restorer)),
+                _ => Stream::Done,
+            };
+        }
+    }
+
+    fn response_body(&mut self, stream: &mut Stream, host: &dyn Host, piece: Body) {
+        let Stream::Restoring(restorer) = stream else { return };
+        rewrite::restore(restorer, host, piece);
+        if restorer.is_done() {
+            *stream = Stream::Done;
+        }
     }
 
     fn tick(&mut self, host: &dyn Host) {
@@ -172,9 +229,10 @@ impl Filter for Extract {
 
 impl Extract {
     /// A filter of a configuration.
-    pub fn new(config: Config, host: &dyn Host) -> Self {
+    pub fn new(config: Config, host: &dyn Host) -> Result<Self, Invalid> {
         let count = |name| host.define(Kind::Counter, name);
-        Self {
+        Ok(Self {
+            rewrite: Rewrite::new(config.rules()?, host),
             config,
             flag: Flag::Unknown,
             held: Vec::new(),
@@ -184,32 +242,46 @@ impl Extract {
                 refused: count("weir_extract_refused_total"),
                 misconfigured: count("weir_extract_misconfigured_total"),
             },
-        }
+        })
     }
 
-    /// The body is complete: publish what it says, or answer.
+    /// The body is complete: publish what it says, and rename its model, or answer.
     fn read(&mut self, stream: &mut Stream, host: &dyn Host, len: usize) -> Flow {
-        let Stream::Reading(incoming) = std::mem::replace(stream, Stream::Done) else {
-            return Flow::Continue;
+        let Awaited { incoming, session } = match std::mem::replace(stream, Stream::Done) {
+            Stream::Reading(awaited) => awaited,
+            other => {
+                *stream = other;
+                return Flow::Continue;
+            }
         };
-        let body = host.body(Of::Request, 0, len);
+        let mut body = host.body(Of::Request, 0, len);
         let decoded = match incoming.decode(&body, &self.config.request) {
             Ok(decoded) => decoded,
             Err(refusal) => return self.refuse(host, &refusal),
         };
-        let reading = match incoming.read(&decoded, &self.config.request) {
+        let rename = |model: &str| self.rewrite.target(host, model, session);
+        let reading = match incoming.read_as(&decoded, &self.config.request, rename) {
             Ok(reading) => reading,
             Err(refusal) => return self.refuse(host, &refusal),
         };
-        let names = [(wire::MODEL, &reading.facts.model), (wire::BASE_MODEL, &reading.facts.base_model)];
-        for (header, name) in names {
+        let Reading { facts, blocks, model_at, .. } = reading;
+        drop(decoded);
+        if let (Some(asked), Some(target)) = (&facts.rewritten_from, &facts.model) {
+            let len = body.len();
+            if !weir::rewrite::replace(&mut body, model_at, asked, target) {
+                return self.refuse(host, &rewrite::cannot(incoming.dialect, asked));
+            }
+            rewrite::send(host, len, &body);
+            *stream = Stream::Rewritten(asked.clone());
+        }
+        for (header, name) in [(wire::MODEL, &facts.model), (wire::BASE_MODEL, &facts.base_model)] {
             if let Some(name) = name {
                 host.set_header(Of::Request, header, &wire::encode(name));
             }
         }
-        let facts = wire::write_facts(&reading.facts);
+        let facts = wire::write_facts(&facts);
         host.set_property(wire::FACTS, facts.as_bytes());
-        host.set_property(wire::BLOCKS, &wire::write_blocks(&facts, &reading.blocks));
+        host.set_property(wire::BLOCKS, &wire::write_blocks(&facts, &blocks));
         host.add(self.metrics.read, 1);
         Flow::Continue
     }

@@ -105,7 +105,98 @@ fn a_wrong_configuration_names_the_place() {
     let world = weir_host::fake::World::new();
     let wrong = Worker::<Extract>::of(&world, r#"{"request":{"max_blox":1}}"#).unwrap_err();
     assert!(wrong.to_string().starts_with("request.max_blox: unknown field"), "{wrong}");
+    let wrong =
+        Worker::<Extract>::of(&world, r#"{"rewrite":{"rules":[{"models":[],"targets":[]}]}}"#).unwrap_err();
+    assert_eq!(wrong.at, "rewrite.rules[0].models");
     assert!(
         Worker::<Extract>::of(&world, r#"{"flag_check_ms":0}"#).unwrap_err().at.starts_with("flag_check_ms")
     );
+}
+
+const REWRITE: &str = r#"{"rewrite":{"rules":[
+    {"models":["m"],"targets":[{"model":"a-longer-one"}]},
+    {"models":["split"],"targets":[{"model":"a","weight":1},{"model":"b","weight":1}]}]}}"#;
+
+fn renamed(worker: &mut Worker<Extract>) -> Exchange<Extract> {
+    let length = BODY.len().to_string();
+    let headers = [&CHAT[..], &[("content-length", length.as_str()), ("accept-encoding", "gzip")]].concat();
+    send(worker, &headers, &[&BODY[..30], &BODY[30..]])
+}
+
+#[test]
+fn a_model_that_another_serves_is_renamed_in_body_header_and_facts() {
+    let mut worker = Worker::new(REWRITE);
+    let exchange = renamed(&mut worker);
+    let seen = exchange.see();
+    let expected = String::from_utf8_lossy(BODY).replace(r#""m""#, r#""a-longer-one""#);
+    assert_eq!(String::from_utf8(seen.sent()).unwrap(), expected);
+    assert_eq!(seen.header("content-length"), [expected.len().to_string()]);
+    assert_eq!(seen.header("accept-encoding"), ["identity"]);
+    assert_eq!(seen.header(wire::MODEL), ["a-longer-one"]);
+    let facts = "dialect=chat stream=0 prompt_tokens=16 prompt_units=1 model=a-longer-one rewritten_from=m";
+    assert_eq!(seen.state(wire::FACTS).unwrap(), facts);
+    assert_eq!(worker.world().metric("weir_rewrites_total;model=a-longer-one"), 1);
+}
+
+#[test]
+fn a_renamed_request_without_a_length_or_with_trailers_is_right_too() {
+    let mut worker = Worker::<Extract>::new(REWRITE);
+    let mut exchange = worker.request(&CHAT, &[], false);
+    worker.body(&mut exchange, BODY, false);
+    worker.trailers(&mut exchange);
+    assert!(!exchange.held());
+    assert!(exchange.see().sent().ends_with(br#""model":"a-longer-one"}"#));
+    assert_eq!(exchange.see().header("content-length"), [exchange.see().sent().len().to_string()]);
+}
+
+#[test]
+fn the_answer_has_the_clients_name_and_only_of_a_renamed_request() {
+    let mut worker = Worker::new(REWRITE);
+    let json = [(":status", "200"), ("content-type", "application/json"), ("content-length", "31")];
+    for (model, name, lengths) in [("m", "m", vec![]), ("own", "x", vec!["31".to_owned()])] {
+        let body = format!(r#"{{"messages":[],"model":"{model}"}}"#);
+        let mut exchange = send(&mut worker, &CHAT, &[body.as_bytes()]);
+        worker.response(&mut exchange, "1.2.3.4:5", &json);
+        assert_eq!(exchange.see().answer_header("content-length"), lengths);
+        let mut answer = worker.piece(&mut exchange, br#"{"id":1,"mod"#, false);
+        answer.extend(worker.piece(&mut exchange, br#"el":"x","rest":"#, false));
+        answer.extend(worker.piece(&mut exchange, br#"[]}"#, true));
+        assert_eq!(String::from_utf8(answer).unwrap(), format!(r#"{{"id":1,"model":"{name}","rest":[]}}"#));
+        worker.finish(exchange);
+    }
+}
+
+#[test]
+fn a_name_cut_off_by_the_end_of_the_answer_is_not_lost() {
+    let mut worker = Worker::new(REWRITE);
+    let mut exchange = renamed(&mut worker);
+    worker.response(&mut exchange, "1.2.3.4:5", &[("content-type", "text/event-stream")]);
+    assert_eq!(worker.piece(&mut exchange, b"data: {\"model\":\"x", false), b"data: {\"model\":");
+    assert_eq!(worker.piece(&mut exchange, b"", true), b"\"x");
+}
+
+#[test]
+fn an_answer_that_cannot_be_edited_passes_and_is_counted() {
+    let mut worker = Worker::new(REWRITE);
+    let mut exchange = renamed(&mut worker);
+    let headers =
+        [("content-type", "application/json"), ("content-encoding", "gzip"), ("content-length", "3")];
+    worker.response(&mut exchange, "1.2.3.4:5", &headers);
+    assert_eq!(exchange.see().answer_header("content-length"), ["3"]);
+    assert_eq!(worker.piece(&mut exchange, b"\x1f\x8b\x08", true), b"\x1f\x8b\x08");
+    assert_eq!(worker.world().metric("weir_extract_unrestored_total"), 1);
+}
+
+#[test]
+fn a_session_stays_with_its_target_and_requests_without_one_are_split() {
+    let mut worker = Worker::new(REWRITE);
+    let mut target = |session: &[(&'static str, &'static str)]| {
+        let headers = [&CHAT[..], session].concat();
+        let exchange = send(&mut worker, &headers, &[br#"{"messages":[],"model":"split"}"#]);
+        worker.finish(exchange).header(wire::MODEL).remove(0)
+    };
+    let one: Vec<_> = (0..20).map(|_| target(&[("x-session-id", "one")])).collect();
+    assert!(one.iter().all(|target| *target == one[0]));
+    let all: std::collections::BTreeSet<_> = (0..40).map(|_| target(&[])).collect();
+    assert_eq!(all.len(), 2);
 }

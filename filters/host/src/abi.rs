@@ -27,6 +27,13 @@ mod raw {
             data: *mut *mut u8,
             size: *mut usize,
         ) -> u32;
+        pub(super) fn proxy_set_buffer_bytes(
+            buffer: u32,
+            from: usize,
+            len: usize,
+            v: *const u8,
+            vn: usize,
+        ) -> u32;
         pub(super) fn proxy_get_property(
             path: *const u8,
             n: usize,
@@ -120,6 +127,13 @@ pub(crate) fn remove_header(map: MapType, name: &str) {
 
 pub(crate) fn buffer(buffer: BufferType, from: usize, len: usize) -> Option<Vec<u8>> {
     take(|data, size| unsafe { raw::proxy_get_buffer_bytes(buffer as u32, from, len, data, size) })
+}
+
+/// Replaces all `len` bytes of a buffer.
+pub(crate) fn set_buffer(buffer: BufferType, len: usize, bytes: &[u8]) {
+    unsafe {
+        raw::proxy_set_buffer_bytes(buffer as u32, 0, len, bytes.as_ptr(), bytes.len());
+    }
 }
 
 pub(crate) fn property(path: &[u8]) -> Option<Vec<u8>> {

@@ -181,6 +181,13 @@ fn map(of: Of) -> MapType {
     }
 }
 
+fn buffer(of: Of) -> BufferType {
+    match of {
+        Of::Request => BufferType::HttpRequestBody,
+        Of::Response => BufferType::HttpResponseBody,
+    }
+}
+
 impl Host for Envoy {
     fn now(&self) -> Instant {
         let now = self.now.get().unwrap_or_else(|| Instant::from_nanos(abi::monotonic()));
@@ -209,11 +216,11 @@ impl Host for Envoy {
     }
 
     fn body(&self, of: Of, from: usize, len: usize) -> Vec<u8> {
-        let buffer = match of {
-            Of::Request => BufferType::HttpRequestBody,
-            Of::Response => BufferType::HttpResponseBody,
-        };
-        abi::buffer(buffer, from, len).unwrap_or_default()
+        abi::buffer(buffer(of), from, len).unwrap_or_default()
+    }
+
+    fn set_body(&self, of: Of, len: usize, bytes: &[u8]) {
+        abi::set_buffer(buffer(of), len, bytes);
     }
 
     fn property(&self, path: &[&str]) -> Option<Vec<u8>> {

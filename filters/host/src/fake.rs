@@ -1,8 +1,8 @@
 //! An Envoy in memory, for tests: one filter, its worker, and what the client and the endpoint would see.
 //!
 //! It keeps the rules that a real one has and fails the test when a filter breaks them: only declared callbacks come;
-//! a request's headers cannot be changed once they have gone on; a body can be read only in its callback, and a
-//! held body grows while a passing one comes in pieces; an answer is given once; a reply comes only to a stream
+//! headers cannot be changed once they have gone on; a body can be read or replaced only in its callback, replaced only
+//! as a whole, and goes on with its right length; a held body grows while a passing one comes in pieces; an answer is given once; a reply comes only to a stream
 //! that waits; nothing goes on while a call is out.
 #![allow(
     clippy::panic,
@@ -75,6 +75,8 @@ pub struct Exchange<F: Filter> {
     fake: Fake,
     held: bool,
     has_body: bool,
+    /// All of the body has come.
+    ended: bool,
 }
 
 /// A call that a filter made.
@@ -131,7 +133,7 @@ impl<F: Filter> Worker<F> {
         fake.state.replace(state.iter().map(|(name, value)| ((*name).to_owned(), value.to_vec())).collect());
         fake.request_open.set(true);
         let stream = self.filter.open(&fake);
-        let mut exchange = Exchange { stream, fake, held: false, has_body: !end };
+        let mut exchange = Exchange { stream, fake, held: false, has_body: !end, ended: false };
         if declared::<F>(Callback::RequestHeaders) {
             let flow = self.filter.request_headers(&mut exchange.stream, &exchange.fake, end);
             exchange.follow(flow);
@@ -153,6 +155,7 @@ impl<F: Filter> Worker<F> {
         body.extend_from_slice(bytes);
         let len = body.len();
         drop(body);
+        exchange.ended = end;
         exchange.fake.body_open.set(true);
         let flow = self.filter.request_body(&mut exchange.stream, &exchange.fake, Body { len, end });
         exchange.fake.body_open.set(false);
@@ -161,6 +164,7 @@ impl<F: Filter> Worker<F> {
 
     /// The request ends with trailers.
     pub fn trailers(&mut self, exchange: &mut Exchange<F>) {
+        exchange.ended = true;
         exchange.fake.body_open.set(true);
         let flow = self.filter.request_trailers(&mut exchange.stream, &exchange.fake);
         exchange.fake.body_open.set(false);
@@ -190,19 +194,21 @@ impl<F: Filter> Worker<F> {
         }
         exchange.fake.response_open.set(true);
         if declared::<F>(Callback::ResponseHeaders) {
+            exchange.fake.response_open.set(true);
             self.filter.response_headers(&mut exchange.stream, &exchange.fake, false);
+            exchange.fake.response_open.set(false);
         }
         exchange.fake.response_open.set(false);
     }
 
-    /// A piece of the endpoint's answer.
-    pub fn piece(&mut self, exchange: &mut Exchange<F>, bytes: &[u8], end: bool) {
+    /// A piece of the endpoint's answer; gives what the client gets of it.
+    pub fn piece(&mut self, exchange: &mut Exchange<F>, bytes: &[u8], end: bool) -> Vec<u8> {
+        exchange.fake.piece.replace(bytes.to_vec());
         if declared::<F>(Callback::ResponseBody) {
-            exchange.fake.piece.replace(bytes.to_vec());
             let piece = Body { len: bytes.len(), end };
             self.filter.response_body(&mut exchange.stream, &exchange.fake, piece);
-            exchange.fake.piece.borrow_mut().clear();
         }
+        exchange.fake.piece.take()
     }
 
     /// The stream is over; gives what there was to see.
@@ -251,10 +257,18 @@ impl<F: Filter> Worker<F> {
 
 impl<F: Filter> Exchange<F> {
     fn follow(&mut self, flow: Flow) {
+        let was_held = self.held;
         self.held = flow == Flow::Hold || self.fake.waits();
         assert!(!(self.held && !self.has_body && !self.fake.waits()), "held, and nothing will ever come");
         if !self.held {
             self.fake.request_open.set(false);
+        }
+        if was_held && !self.held && self.ended {
+            let right = self.fake.body.borrow().len().to_string();
+            assert!(
+                self.fake.header("content-length").iter().all(|said| *said == right),
+                "a wrong content-length"
+            );
         }
     }
 
@@ -334,6 +348,11 @@ impl Fake {
         self.response.borrow().iter().filter(|(own, _)| own == name).map(|(_, value)| value.clone()).collect()
     }
 
+    /// The request's body so far, as the endpoint gets it when it was held.
+    pub fn sent(&self) -> Vec<u8> {
+        self.body.borrow().clone()
+    }
+
     /// Filter state as text.
     pub fn state(&self, name: &str) -> Option<String> {
         self.state.borrow().get(name).map(|value| String::from_utf8_lossy(value).into_owned())
@@ -397,6 +416,20 @@ impl Host for Fake {
             Of::Response => self.piece.borrow(),
         };
         body.iter().skip(from).take(len).copied().collect()
+    }
+
+    fn set_body(&self, of: Of, len: usize, bytes: &[u8]) {
+        let body = match of {
+            Of::Request => {
+                assert!(
+                    self.body_open.get() && self.request_open.get(),
+                    "no body callback of a held request"
+                );
+                &self.body
+            }
+            Of::Response => &self.piece,
+        };
+        assert_eq!(body.replace(bytes.to_vec()).len(), len, "Envoy replaces all of a body, or nothing");
     }
 
     fn property(&self, path: &[&str]) -> Option<Vec<u8>> {

@@ -103,6 +103,9 @@ pub trait Host {
     fn remove_header(&self, of: Of, name: &str);
     /// Up to `len` bytes of a body from `from` on, within its callback.
     fn body(&self, of: Of, from: usize, len: usize) -> Vec<u8>;
+    /// Within its callback, puts `bytes` in the place of a body's `len` bytes, all of them: Envoy replaces no part. A
+    /// `content-length` is the caller's to mend.
+    fn set_body(&self, of: Of, len: usize, bytes: &[u8]);
     /// A property of the stream: filter state by its name, or Envoy's own by its path.
     fn property(&self, path: &[&str]) -> Option<Vec<u8>>;
     /// Publishes filter state.

@@ -26,7 +26,7 @@ const FILTERS: &[Filter] = &[
     Filter {
         name: "extract",
         holds_headers: true,
-        read: |json| Ok(effective(&invalid::read::<weir_extract::Config>(json)?)),
+        read: |json| Ok(effective(&weir_extract::Config::read(json)?)),
     },
     Filter { name: "limit", holds_headers: false, read: |json| Ok(effective(&weir_limit::read(json)?)) },
     Filter {

@@ -2,16 +2,21 @@
 
 use super::Raw;
 use serde::Serialize;
-use weir::request::{self, Config, Head, Plan, Reading, Refusal};
-use weir::wire;
+use weir::invalid::Invalid;
+use weir::request::{self, Head, Plan, Reading, Refusal};
+use weir::{rewrite, wire};
+use weir_extract::Config;
 
 /// What became of a request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Request {
     /// `forward` for one that was read, `pass` for one that is none of this gateway's, or the status of a refusal.
     pub verdict: String,
-    /// The model asked for.
+    /// The model that serves it.
     pub model: Option<String>,
+    /// The model asked for, where another serves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rewritten_from: Option<String>,
     /// The client asks for a stream.
     pub stream: bool,
     /// The most tokens it lets the engine write; none where it sets no bound.
@@ -58,8 +63,14 @@ pub struct Request {
     pub user: Option<String>,
 }
 
-/// Explains a request.
-pub fn request(raw: &Raw, config: &Config) -> Request {
+/// Explains a request, with the configuration of `extract`. Of several models that share the work, one without a session is
+/// explained with any.
+pub fn request(raw: &Raw, config: &Config) -> Result<Request, Invalid> {
+    let rules = config.rules()?;
+    Ok(explain(raw, &config.request, &rules))
+}
+
+fn explain(raw: &Raw, config: &request::Config, rules: &rewrite::Rules) -> Request {
     let line = [(":method", raw.method.as_str()), (":path", raw.path.as_str())];
     let headers = raw.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()));
     let head = Head::new(line.into_iter().chain(headers), config);
@@ -68,12 +79,19 @@ pub fn request(raw: &Raw, config: &Config) -> Request {
         Plan::Refuse(refusal) => return refused(refusal),
         Plan::Read(incoming) => incoming,
     };
-    let read = incoming.decode(&raw.body, config).map(|body| incoming.read(&body, config).map(told));
+    let header = |wanted: &str| {
+        let header = raw.headers.iter().find(|(name, _)| name == wanted);
+        header.map(|(_, value)| value.as_str())
+    };
+    let key = || rules.session(header).map_or(0, rewrite::key);
+    let target = |model: &str| rules.choose(model, key).map(|chosen| chosen.model.to_owned());
+    let read = incoming.decode(&raw.body, config);
+    let read = read.map(|body| incoming.read_as(&body, config, target).map(told));
     read.flatten().unwrap_or_else(refused)
 }
 
 fn told(reading: Reading<'_>) -> Request {
-    let Reading { facts, prompt, blocks } = reading;
+    let Reading { facts, prompt, blocks, .. } = reading;
     let hash = |hash: Option<u64>| Some(wire::hex(&[hash?]));
     let header = facts.model.as_deref().map(|name| wire::encode(name).into_owned());
     Request {
@@ -96,6 +114,7 @@ fn told(reading: Reading<'_>) -> Request {
         session: hash(facts.session),
         user: hash(facts.user),
         model: facts.model,
+        rewritten_from: facts.rewritten_from,
     }
 }
 
@@ -111,7 +130,7 @@ mod tests {
     fn explained(path: &str, body: &str) -> Request {
         let headers = vec![("content-type".to_owned(), "application/json".to_owned())];
         let raw = Raw { method: "POST".into(), path: path.into(), headers, body: body.into() };
-        request(&raw, &Config::default())
+        request(&raw, &Config::default()).unwrap()
     }
 
     #[test]

@@ -85,6 +85,13 @@ fn needs_restart(running: &Config, next: &Config) -> Vec<String> {
     parts.extend(new.map(|pool| format!("pools (new: {:?})", pool.name)));
     let gone = running.pools.iter().filter(|pool| next.endpoints_of(&pool.name).is_none());
     parts.extend(gone.map(|pool| format!("pools (gone: {:?})", pool.name)));
+    let choose = |config: &Config, name: &str| {
+        let pool = config.pools.iter().find(|pool| pool.name == name)?;
+        serde_json::to_value(&pool.choose).ok()
+    };
+    let kept = running.pools.iter().filter(|pool| next.endpoints_of(&pool.name).is_some());
+    let changed = kept.filter(|pool| choose(running, &pool.name) != choose(next, &pool.name));
+    parts.extend(changed.map(|pool| format!("pools ({:?}: choose)", pool.name)));
     parts
 }
 
@@ -113,5 +120,8 @@ mod tests {
             needs_restart(&running, &config(2, "round_robin", &["a", "c"])),
             ["listen", "choose", "pools (new: \"c\")", "pools (gone: \"b\")"]
         );
+        let mut own = config(1, "p2c", &["a", "b"]);
+        own.pools[1].choose = Some(weir::pool::Config::default());
+        assert_eq!(needs_restart(&running, &own), ["pools (\"b\": choose)"]);
     }
 }

@@ -42,6 +42,9 @@ pub struct Config {
     /// How many inference requests `GET /requests` remembers.
     #[arg(long, default_value_t = Config::default().requests)]
     pub requests: usize,
+    /// Refuse requests without `content-length` (411), as some servers do.
+    #[arg(long)]
+    pub require_length: bool,
     /// The fault to start with.
     #[command(flatten)]
     pub fault: Fault,
@@ -61,6 +64,7 @@ impl Default for Config {
             block_size: 16,
             cache_blocks: 8192,
             requests: 1000,
+            require_length: false,
             fault: Fault::new(Kind::None),
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::body::to_bytes;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 
 use crate::ask::Ask;
@@ -42,6 +42,9 @@ async fn infer(State(app): State<Arc<App>>, api: Api, request: Request) -> Respo
         return StatusCode::PAYLOAD_TOO_LARGE.into_response();
     };
     let entry = app.log.open(&parts, &body);
+    if app.config.require_length && !parts.headers.contains_key(CONTENT_LENGTH) {
+        return answer(Refusal::no_length(), api, entry);
+    }
     let ask = Ask::read(api, &parts.headers, &body, &app.config);
     drop(body);
     if let Ok(ask) = &ask {

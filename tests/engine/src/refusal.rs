@@ -35,6 +35,17 @@ impl Refusal {
         }
     }
 
+    /// It does not say how long it is.
+    pub(crate) fn no_length() -> Self {
+        Self {
+            status: StatusCode::LENGTH_REQUIRED,
+            kind: "BadRequestError",
+            message: "Length Required".into(),
+            param: None,
+            retry_after_s: None,
+        }
+    }
+
     /// The request could never run.
     pub(crate) fn too_long(limit: u64, tokens: u64) -> Self {
         Self {
