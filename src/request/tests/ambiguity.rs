@@ -64,7 +64,11 @@ fn the_model() {
     }
     for surrogate in ["\\ud83d", "\\udc00", "\\ud83dx"] {
         let body = format!(r#"{{"model":"m{surrogate}"}}"#);
-        refused_with("a lone surrogate in the model, a text of the prompt or a key", body, "model: has a lone surrogate");
+        refused_with(
+            "a lone surrogate in the model, a text of the prompt or a key",
+            body,
+            "model: has a lone surrogate",
+        );
     }
     refused_with("`model` over 256 bytes", format!(r#"{{"model":"{}"}}"#, "m".repeat(257)), "257 bytes long");
     let spaced =
