@@ -62,11 +62,8 @@ async fn the_access_log_and_the_stats_say_what_the_engine_said() {
                 let logged = ["input", "cached", "output"].map(|key| usage[key].parse::<u64>().unwrap());
                 assert_eq!(logged, [input, cached, output], "{case}");
                 assert!(usage["ttft_ms"].parse::<f64>().unwrap() > 0.0, "{case}");
-                assert_eq!(
-                    usage.get("tpot_ms").is_some_and(|ms| ms.parse::<f64>().unwrap() > 0.0),
-                    stream,
-                    "{case}"
-                );
+                // It may be zero: on a busy machine all tokens can arrive at once.
+                assert_eq!(usage.contains_key("tpot_ms"), stream, "{case}");
                 assert_eq!(usage["finish"], if path == PATHS[2] { "max_tokens" } else { "length" }, "{case}");
                 requests += 1;
                 sums = [sums[0] + input, sums[1] + cached, sums[2] + output];
@@ -141,7 +138,7 @@ async fn no_log_holds_a_word_of_a_prompt_or_a_secret() {
         body["system"] = CANARY.into();
         let broken = [
             body.to_string().replace("}]", "}]]"),
-            format!("{{\"model\":\"{CANARY} \"}}"),
+            format!("{{\"model\":\"{CANARY}\\n\"}}"),
             format!("\"{CANARY}\""),
         ];
         for text in broken.into_iter().chain([body.to_string()]) {
