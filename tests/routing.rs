@@ -73,7 +73,7 @@ async fn what_cannot_be_routed_is_answered_in_the_clients_dialect_and_reaches_no
         (br#"{"model":7}"#, 400, "model"),
         (br#"{"model":null}"#, 400, "model"),
         (br#"{"model":""}"#, 400, "model"),
-        (br#"{"model":"a b"}"#, 400, "model"),
+        (br#"{"model":"a\nb"}"#, 400, "model"),
         (br#"{"model":"demo-small","model":"demo-large"}"#, 400, "more than once"),
         (br#"{"model":"demo-small"} {"model":"demo-large"}"#, 400, "JSON"),
         (long.as_bytes(), 400, "256"),
