@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the fuzz targets and runs each for some seconds: fuzz/run.sh SECONDS [TARGET...]. Called by `build.sh fuzz`.
+# Builds the fuzz targets and runs each for some seconds: fuzz/run.sh [SECONDS [TARGET...]].
 #
 # No nightly compiler and no cargo-fuzz are needed: libFuzzer comes as a crate, and the flags below are what
 # `cargo fuzz build --sanitizer none` passes. With WEIR_FUZZ_SANITIZER=address leaks and stray accesses in dependencies are
