@@ -95,6 +95,16 @@ enum Form {
     Opaque,
 }
 
+/// What a `content-type` says before its parameters, in lower case.
+pub(crate) fn media_type(content_type: &str) -> String {
+    content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
+}
+
+/// Whether an answer with this `content-encoding` can be read as it is.
+pub(crate) fn is_plain(content_encoding: &str) -> bool {
+    matches!(content_encoding, "" | "identity")
+}
+
 /// What has been found so far.
 #[derive(Debug, Default)]
 struct Found {
@@ -112,15 +122,14 @@ impl Reader {
 
     /// A reader for an answer with these headers.
     pub fn new(content_type: &str, content_encoding: &str) -> Self {
-        let form =
-            match content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase().as_str() {
-                _ if !matches!(content_encoding, "" | "identity") => Form::Opaque,
-                "text/event-stream" => Form::Sse(Box::new(Events::new(Self::MOST_BYTES))),
-                kind if kind == "application/json" || kind.ends_with("+json") => {
-                    Form::Json { body: Vec::new(), most: Self::MOST_BYTES }
-                }
-                _ => Form::Opaque,
-            };
+        let form = match media_type(content_type).as_str() {
+            _ if !is_plain(content_encoding) => Form::Opaque,
+            "text/event-stream" => Form::Sse(Box::new(Events::new(Self::MOST_BYTES))),
+            kind if kind == "application/json" || kind.ends_with("+json") => {
+                Form::Json { body: Vec::new(), most: Self::MOST_BYTES }
+            }
+            _ => Form::Opaque,
+        };
         Self { form, found: Found::default() }
     }
 

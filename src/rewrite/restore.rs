@@ -6,6 +6,7 @@
 
 use super::json::{Document, Mark};
 use super::quoted;
+use crate::response::{is_plain, media_type};
 use memchr::memchr2;
 
 /// More than any name takes. What is longer is none.
@@ -34,11 +35,10 @@ impl Restorer {
     /// For an answer with these headers; `None` if no name can be put into it: it is neither JSON nor a stream of events,
     /// or compressed.
     pub fn new(content_type: &str, content_encoding: &str, name: &str) -> Option<Self> {
-        if !matches!(content_encoding, "" | "identity") {
+        if !is_plain(content_encoding) {
             return None;
         }
-        let kind = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-        let form = match kind.as_str() {
+        let form = match media_type(content_type).as_str() {
             "application/json" => Form::Json(Document::new(false)),
             "text/event-stream" => Form::Events(Events::new()),
             _ => return None,

@@ -192,13 +192,11 @@ impl<F: Filter> Worker<F> {
             let code = code.1.parse().unwrap_or(0_i64).to_le_bytes().to_vec();
             exchange.fake.state.borrow_mut().insert("response.code".into(), code);
         }
-        exchange.fake.response_open.set(true);
         if declared::<F>(Callback::ResponseHeaders) {
             exchange.fake.response_open.set(true);
             self.filter.response_headers(&mut exchange.stream, &exchange.fake, false);
             exchange.fake.response_open.set(false);
         }
-        exchange.fake.response_open.set(false);
     }
 
     /// A piece of the endpoint's answer; gives what the client gets of it.
@@ -340,12 +338,17 @@ impl Fake {
 
     /// The values of a request header, as the endpoint gets them.
     pub fn header(&self, name: &str) -> Vec<String> {
-        self.request.borrow().iter().filter(|(own, _)| own == name).map(|(_, value)| value.clone()).collect()
+        self.values(Of::Request, name)
     }
 
     /// The values of a header of the answer, as the client gets them.
     pub fn answer_header(&self, name: &str) -> Vec<String> {
-        self.response.borrow().iter().filter(|(own, _)| own == name).map(|(_, value)| value.clone()).collect()
+        self.values(Of::Response, name)
+    }
+
+    fn values(&self, of: Of, name: &str) -> Vec<String> {
+        let headers = self.headers_of(of).borrow();
+        headers.iter().filter(|(own, _)| own == name).map(|(_, value)| value.clone()).collect()
     }
 
     /// The request's body so far, as the endpoint gets it when it was held.

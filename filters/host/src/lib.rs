@@ -108,6 +108,10 @@ pub trait Host {
     fn set_body(&self, of: Of, len: usize, bytes: &[u8]);
     /// A property of the stream: filter state by its name, or Envoy's own by its path.
     fn property(&self, path: &[&str]) -> Option<Vec<u8>>;
+    /// A property that is text.
+    fn text(&self, path: &[&str]) -> Option<String> {
+        String::from_utf8(self.property(path)?).ok()
+    }
     /// Publishes filter state.
     fn set_property(&self, name: &str, value: &[u8]);
     /// Answers the client. The request goes no further, whatever the callback returns.

@@ -117,8 +117,7 @@ impl Filter for Limit {
     }
 
     fn request_headers(&mut self, stream: &mut Stream, host: &dyn Host, _end: bool) -> Flow {
-        let line = host.property(&[wire::FACTS]);
-        let facts = line.and_then(|line| wire::read_facts(std::str::from_utf8(&line).ok()?));
+        let facts = host.text(&[wire::FACTS]).and_then(|line| wire::read_facts(&line));
         let Some(facts) = facts else { return Flow::Continue };
         match self.admit(host, &facts) {
             Verdict::Unlimited => Flow::Continue,
@@ -187,11 +186,11 @@ impl Limit {
             false => Headers::default(),
         };
         let address = match self.limits.needs_address() {
-            true => host.property(&["source", "address"]).unwrap_or_default(),
-            false => Vec::new(),
+            true => host.text(&["source", "address"]),
+            false => None,
         };
         let header = |name: &str| headers.get(name);
-        let asked = Asked { facts, header: &header, address: std::str::from_utf8(&address).ok() };
+        let asked = Asked { facts, header: &header, address: address.as_deref() };
         self.limits.admit(&Shared(host), &asked, host.now())
     }
 
@@ -207,12 +206,13 @@ impl Limit {
     }
 
     fn answer(&self, host: &dyn Host, denied: &Denied, dialect: Dialect) {
-        let verdict = match denied.reason {
-            Reason::TooLarge => "too_large",
-            _ => "limited",
+        let metrics = self.metrics.get(denied.rule);
+        let (verdict, metric) = match denied.reason {
+            Reason::TooLarge => ("too_large", metrics.map(|metrics| metrics.too_large)),
+            _ => ("limited", metrics.map(|metrics| metrics.limited)),
         };
-        if let Some(metrics) = self.metrics.get(denied.rule) {
-            host.add(if denied.reason == Reason::TooLarge { metrics.too_large } else { metrics.limited }, 1);
+        if let Some(metric) = metric {
+            host.add(metric, 1);
         }
         let line =
             format!("verdict={verdict} limit={} retry_after_s={}", denied.limit, denied.retry_after_s());
@@ -244,8 +244,7 @@ impl Limit {
 
 /// What came of a request by `meter`'s report, if there is one by now.
 fn reported(host: &dyn Host, held: &Held) -> Option<Outcome> {
-    let line = host.property(&[wire::USAGE])?;
-    let report = wire::read_usage(std::str::from_utf8(&line).ok()?)?;
+    let report = wire::read_usage(&host.text(&[wire::USAGE])?)?;
     if report.usage.is_some() || report.deltas > 0 {
         return Some(Outcome::of(&report, 0, false));
     }

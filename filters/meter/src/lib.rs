@@ -137,10 +137,8 @@ impl Meter {
 
     fn finish(&self, stream: &mut Stream, host: &dyn Host, whole: bool) {
         let Some(reader) = stream.reader.take() else { return };
-        let facts = host.property(&[wire::FACTS]);
-        let Some(facts) = facts.and_then(|line| wire::read_facts(std::str::from_utf8(&line).ok()?)) else {
-            return;
-        };
+        let facts = host.text(&[wire::FACTS]).and_then(|line| wire::read_facts(&line));
+        let Some(facts) = facts else { return };
         let is_stream = reader.is_stream();
         let report = reader.end(whole);
         let ttft_ms = stream.first.map(|first| first.since(stream.sent).as_secs_f64() * 1e3);
