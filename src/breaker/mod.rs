@@ -103,6 +103,11 @@ impl Breaker {
         Ok(Self { config: config.clone() })
     }
 
+    /// Probes that an endpoint gets at a time.
+    pub fn most_probes(&self) -> usize {
+        self.config.probes.get() as usize
+    }
+
     fn rules(&self) -> impl Iterator<Item = &Rule> {
         self.config.rules.iter()
     }

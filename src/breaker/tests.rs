@@ -238,15 +238,14 @@ fn no_sequence_of_outcomes_breaks_a_promise() {
             ms += random.below(700) as u64;
             let now = at(ms);
             let before = (circuit.standing(now), circuit.free_at());
-            let moved = match random.below(3) {
+            match random.below(3) {
                 0 => {
                     let (gate, _) = gate(&breaker, std::slice::from_mut(&mut circuit), ms);
                     let probe = matches!(gate, Gate::Probe(_)).then(|| circuit.probe());
                     assert!(probe.is_none() || before.0 == Standing::Probing, "{before:?}");
                     under_way.push((probe, trips));
-                    None
                 }
-                _ if under_way.is_empty() => None,
+                _ if under_way.is_empty() => {}
                 _ => {
                     let (probe, sent) = under_way.swap_remove(random.below(under_way.len()));
                     probe.iter().for_each(|_| circuit.release());
@@ -266,9 +265,8 @@ fn no_sequence_of_outcomes_breaks_a_promise() {
                         assert!(matches!(before.0, Standing::Probing | Standing::Held), "{before:?}");
                     }
                     trips += u32::from(moved == Some(Moved::Out));
-                    moved
                 }
-            };
+            }
             let out = under_way.iter().filter(|(probe, _)| probe.is_some()).count() as u32;
             assert_eq!(circuit.probing(), out, "a slot a probe");
             assert!(out <= probes, "never more probes than allowed");

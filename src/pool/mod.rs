@@ -396,6 +396,16 @@ impl Pool {
         }
     }
 
+    /// Probes that an endpoint gets at a time.
+    pub fn most_probes(&self) -> usize {
+        self.breaker.most_probes()
+    }
+
+    /// After this a lease of which nothing more is heard ends by itself.
+    pub fn lease_period(&self) -> Duration {
+        self.lease
+    }
+
     /// Whether lease `id` is a probe.
     pub fn probes(&self, id: LeaseId) -> bool {
         self.leases.get(&id).is_some_and(|lease| lease.probe.is_some())
