@@ -338,3 +338,13 @@ fn clients_are_told_in_the_words_of_their_api() {
         assert!(answer.body.contains(word) && body["error"]["message"].is_string(), "{}", answer.body);
     }
 }
+
+#[test]
+fn what_the_documentation_shows_is_the_default() {
+    let text = include_str!("../../docs/breaker.md");
+    let json = text.split_once("```json\n").unwrap().1.split_once("```").unwrap().0;
+    let shown: Config = crate::invalid::read(json.as_bytes()).unwrap();
+    Breaker::new(&shown).unwrap();
+    let value = |config: &Config| serde_json::to_value(config).unwrap();
+    assert_eq!(value(&shown), value(&Config::default()));
+}
