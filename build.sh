@@ -199,6 +199,11 @@ bench() {
     --scorer-command 'bench/scorer.sh {{SCORER_PORT}} {{BACKEND_1}} {{BACKEND_2}}' --out bench/RESULTS.md "$@"
 }
 
+drill() {
+  { setup; wasm; native; } >&2
+  cargo run --locked --quiet --release -p weir-tests --bin weir-drill -- --out bench/RESULTS.md "$@"
+}
+
 usage() {
   cat <<'EOF'
 usage: ./build.sh COMMAND
@@ -206,6 +211,7 @@ usage: ./build.sh COMMAND
   demo     build everything and show it: --json, --keep (leave it running), --no-scorer
   test     every test: natively, as wasm32 under Node, and against a real Envoy
   check    format, lints, documentation
+  drill    what clients notice while endpoints fail, into bench/RESULTS.md: --seconds, --rate
   bench    the core's figures, and the chain beside its peers, into bench/RESULTS.md
 
   setup    fetch Envoy into .tools/
@@ -218,7 +224,7 @@ command=${1:-help}
 [ $# = 0 ] || shift
 case $command in
   setup | wasm | native | check) "$command" ;;
-  demo | bench) "$command" "$@" ;;
+  demo | bench | drill) "$command" "$@" ;;
   test) run_tests ;;
   help | -h | --help) usage ;;
   *) usage >&2; exit 2 ;;
