@@ -7,6 +7,7 @@
 //! | [`rewrite`] | which model serves a request in the place of the one it names, and how neither side notices |
 //! | [`response`] | what an answer used, when its first token came, how it ended |
 //! | [`pool`] | who is loaded with what, who holds which prefix, who gets the next request |
+//! | [`breaker`] | which endpoints may be sent to, by how their answers went |
 //! | [`limit`] | whether a request may be admitted, and what it is charged |
 //! | [`policy`] | how candidates are scored and picked |
 //! | [`wire`] | every name and message that two processes must agree on |
@@ -16,6 +17,7 @@
 //! step hours in microseconds. Nothing here may panic: in a filter that would end every stream of a worker.
 
 pub mod block;
+pub mod breaker;
 pub mod instant;
 pub mod invalid;
 pub mod limit;
