@@ -198,7 +198,8 @@ bench() {
   cargo bench --locked -p weir-bench
   say "side by side"
   cargo run --locked --quiet --release -p weir-bench -- side-by-side --envoy "$TOOLS/envoy" \
-    --weir-config bench/weir.yaml --weir-modules-config bench/weir-modules.yaml --weir-scorer-config bench/weir-scorer.yaml \
+    --system 'weir=bench/weir.yaml' --system 'weir, three modules=bench/weir-modules.yaml' \
+    --system 'weir, extract alone=bench/weir-extract.yaml' --weir-scorer-config bench/weir-scorer.yaml \
     --scorer-command 'bench/scorer.sh {{SCORER_PORT}} {{BACKEND_1}} {{BACKEND_2}}' --out bench/RESULTS.md "$@"
 }
 

@@ -110,7 +110,8 @@ pub(crate) async fn run(pace: Pace, mut told: impl FnMut(&Row)) -> Result<Vec<Ro
     let mut random = Random::new(5);
     let mut rows: Vec<Row> = Vec::new();
     for (what, step) in steps() {
-        let row = one_step(&mut gateway, what, &step, pace, &mut random).await.with_context(|| what.to_owned())?;
+        let row =
+            one_step(&mut gateway, what, &step, pace, &mut random).await.with_context(|| what.to_owned())?;
         told(&row);
         rows.push(row);
     }
