@@ -22,7 +22,9 @@ pub use pools::{Pools, Spec};
 use pace::Pace;
 
 use crate::block;
-use crate::breaker::{self, Breaker, Budget, Circuit, Gate, Moved, Outcome, Probe, Shut, Snapshot, Standing};
+use crate::breaker::{
+    self, Breaker, Budget, Circuit, Class, Gate, Moved, Outcome, Probe, Shut, Snapshot, Standing,
+};
 use crate::instant::Instant;
 use crate::invalid::Invalid;
 use crate::policy::{Candidate, Demand, Policy};
@@ -125,6 +127,8 @@ pub struct Pool {
     budget: Budget,
     /// Places of the endpoints that may be chosen, of the last choice.
     open: Vec<usize>,
+    /// Attempts that came to something, newest first.
+    attempts_noted: VecDeque<(LeaseId, usize, Outcome)>,
 }
 
 /// One endpoint and what is believed of it.
@@ -190,6 +194,7 @@ impl Pool {
             breaker: Breaker::new(&config.breaker).map_err(|invalid| invalid.within("breaker"))?,
             budget: Budget::new(&config.breaker.retry_budget),
             open: Vec::new(),
+            attempts_noted: VecDeque::new(),
         };
         pool.set_endpoints(endpoints)?;
         Ok(pool)
@@ -343,7 +348,17 @@ impl Pool {
         outcome: &Outcome,
         now: Instant,
     ) -> Option<Moved> {
+        const REMEMBERED: usize = 256;
         let place = *self.places.get(address)?;
+        // A message that comes twice counts once.
+        if outcome.class() != Class::Success {
+            let attempt = (id, place, *outcome);
+            if self.attempts_noted.contains(&attempt) {
+                return None;
+            }
+            self.attempts_noted.truncate(REMEMBERED - 1);
+            self.attempts_noted.push_front(attempt);
+        }
         let endpoint = self.endpoints.get_mut(place)?;
         let lease = self.leases.get_mut(&id);
         let probe = lease.and_then(|lease| lease.probe.take_if(|(at, _)| *at == endpoint.incarnation));
