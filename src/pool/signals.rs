@@ -25,6 +25,8 @@ pub struct Report {
     pub adapters: Option<Adapters>,
     /// Numbers that only grow while an engine lives: if one has shrunk it is another.
     pub totals: Vec<f64>,
+    /// When its process started, in seconds: another time is another engine.
+    pub started: Option<f64>,
 }
 
 /// LoRA adapters of an engine, by [`crate::wire::name_hash`] of their names.
@@ -44,6 +46,7 @@ pub(super) struct Heard {
     pub(super) signals: Signals,
     adapters: Option<Adapters>,
     totals: Vec<f64>,
+    started: Option<f64>,
     /// Requests sent since, and not ended, and their uncached tokens.
     pub(super) unseen: u32,
     pub(super) unseen_tokens: u64,
@@ -70,10 +73,12 @@ impl Heard {
                 self.ended(tokens, booked);
             }
         }
-        let is_new = self.totals.iter().zip(&report.totals).any(|(before, now)| now < before);
+        let is_new = self.totals.iter().zip(&report.totals).any(|(before, now)| now < before)
+            || self.started.zip(report.started).is_some_and(|(before, now)| now > before + 1.0);
         self.signals = Signals { at: Some(report.at), ..report.signals };
         self.adapters.clone_from(&report.adapters);
         self.totals.clone_from(&report.totals);
+        self.started = report.started.or(self.started);
         is_new
     }
 
