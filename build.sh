@@ -185,6 +185,9 @@ run_tests() {
   say "$((inside + outside)) tests passed, $outside of them against a real Envoy"
 }
 
+# Every parser on inputs that nobody thought of: seconds per target, then targets; all of them without.
+fuzz() { fuzz/run.sh "$@"; }
+
 passed() { sed -n 's/^test result: ok\. \([0-9]*\) passed.*/\1/p' "$1" | awk '{ n += $1 } END { print n + 0 }'; }
 
 bench() {
@@ -207,6 +210,7 @@ usage: ./build.sh COMMAND
   test     every test: natively, as wasm32 under Node, and against a real Envoy
   check    format, lints, documentation
   bench    the core's figures, and the chain beside its peers, into bench/RESULTS.md
+  fuzz     every parser on odd inputs: fuzz [SECONDS [TARGET...]]
 
   setup    fetch Envoy into .tools/
   wasm     compile the filters into dist/*.wasm
@@ -218,7 +222,7 @@ command=${1:-help}
 [ $# = 0 ] || shift
 case $command in
   setup | wasm | native | check) "$command" ;;
-  demo | bench) "$command" "$@" ;;
+  demo | bench | fuzz) "$command" "$@" ;;
   test) run_tests ;;
   help | -h | --help) usage ;;
   *) usage >&2; exit 2 ;;

@@ -100,12 +100,19 @@ fn endpoint(address: &str) -> Value {
     json!({"endpoint": {"address": {"socket_address": {"address": host, "port_value": port}}}})
 }
 
-/// Changes the plugin configuration of a filter of Envoy's configuration.
+/// Changes the plugin configuration of a filter of Envoy's configuration, also where it is a part of `chain`.
 pub fn filter_config(envoy: &mut Value, name: &str, change: impl Fn(&mut Value)) {
-    for plugin in find_all(envoy, &|value| value["vm_config"].is_object() && value["name"] == name) {
+    for plugin in find_all(envoy, &|value| value["vm_config"].is_object()) {
+        let own = plugin["name"] == name;
+        if !own && plugin["name"] != "chain" {
+            continue;
+        }
         let text = &mut plugin["configuration"]["value"];
         let mut config: Value = serde_json::from_str(text.as_str().expect("JSON text")).expect("JSON");
-        change(&mut config);
+        match own {
+            true => change(&mut config),
+            false => config.get_mut(name).into_iter().for_each(&change),
+        }
         *text = config.to_string().into();
     }
 }

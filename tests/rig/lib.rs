@@ -57,6 +57,8 @@ pub struct Setup {
     pub edit_scorer: Option<Edit>,
     /// Log level of Envoy.
     pub log_level: &'static str,
+    /// Log level of the filters and of the scorer.
+    pub own_log_level: &'static str,
 }
 
 impl Default for Setup {
@@ -75,6 +77,7 @@ impl Default for Setup {
             edit: None,
             edit_scorer: None,
             log_level: "warn",
+            own_log_level: "info",
         }
     }
 }
@@ -108,17 +111,19 @@ pub struct Scorer {
     /// Its process.
     pub process: Process,
     log: PathBuf,
+    log_level: &'static str,
 }
 
 impl Scorer {
-    fn command(config: &Path) -> Vec<String> {
+    fn start_process(config: &Path, log: &Path, level: &str) -> Result<Process> {
         let weir = repository().join("dist/weir").display().to_string();
-        vec![weir, "scorer".into(), "--config".into(), config.display().to_string()]
+        let command = ["env".into(), format!("RUST_LOG={level}"), weir, "scorer".into(), "--config".into()];
+        Process::start(&[&command[..], &[config.display().to_string()]].concat(), log)
     }
 
     /// Starts it again after [`Process::kill`].
     pub async fn restart(&mut self) -> Result<()> {
-        self.process = Process::start(&Self::command(&self.config), &self.log)?;
+        self.process = Self::start_process(&self.config, &self.log, self.log_level)?;
         wait_until("the scorer answers", Duration::from_secs(10), async || {
             get(&self.url, "/healthz").await.is_ok()
         })
@@ -141,7 +146,7 @@ impl Gateway {
         let addresses =
             [0, 1].map(|pool: usize| engines[pool].iter().map(|e| e.addr.to_string()).collect::<Vec<_>>());
         let scorer = match setup.scorer {
-            true => Some(start_scorer(dir.path(), &addresses, setup.edit_scorer.as_ref()).await?),
+            true => Some(start_scorer(dir.path(), &addresses, &setup).await?),
             false => None,
         };
         let scorer_port = scorer.as_ref().map(|scorer| port_of(&scorer.url));
@@ -169,6 +174,8 @@ impl Gateway {
             setup.workers.to_string(),
             "-l".into(),
             setup.log_level.into(),
+            "--component-log-level".into(),
+            format!("wasm:{}", setup.own_log_level),
             "--file-flush-interval-msec".into(),
             "50".into(),
         ];
@@ -285,24 +292,25 @@ impl Gateway {
     }
 }
 
-async fn start_scorer(dir: &Path, addresses: &[Vec<String>; 2], edit: Option<&Edit>) -> Result<Scorer> {
+async fn start_scorer(dir: &Path, addresses: &[Vec<String>; 2], setup: &Setup) -> Result<Scorer> {
     let port = free_port()?;
     let mut scorer = shipped("envoy/scorer.yaml")?;
     scorer["listen"] = format!("127.0.0.1:{port}").into();
     for (pool, addresses) in addresses.iter().enumerate() {
         scorer["pools"][pool]["endpoints"] = addresses.clone().into();
     }
-    if let Some(edit) = edit {
+    if let Some(edit) = &setup.edit_scorer {
         edit(&mut scorer);
     }
     let config = dir.join("scorer.json");
     std::fs::write(&config, serde_json::to_vec_pretty(&scorer)?)?;
     let log = dir.join("scorer.log");
-    let process = Process::start(&Scorer::command(&config), &log)?;
+    let log_level = setup.own_log_level;
+    let process = Scorer::start_process(&config, &log, log_level)?;
     let url = format!("http://127.0.0.1:{port}");
     wait_until("the scorer answers", Duration::from_secs(10), async || get(&url, "/healthz").await.is_ok())
         .await?;
-    Ok(Scorer { url, config, process, log })
+    Ok(Scorer { url, config, process, log, log_level })
 }
 
 /// A chat request of one user's message.
