@@ -24,7 +24,7 @@ use signals::Heard;
 use crate::block;
 use crate::instant::Instant;
 use crate::invalid::Invalid;
-use crate::policy::{Attributes, Candidate, Demand, Known, News, Policy, Round, SlowStart};
+use crate::policy::{Attributes, Candidate, Demand, Known, News, Policy, Round, Signals, SlowStart};
 use crate::random::Random;
 use crate::wire;
 use serde::{Deserialize, Serialize, Serializer};
@@ -198,6 +198,23 @@ pub struct Load {
     pub queued_tokens: u64,
     /// Tokens of prefixes believed to be in its cache.
     pub index_tokens: u64,
+}
+
+/// What an engine said of itself, for a person or a metric.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Said {
+    /// The endpoint's address.
+    pub address: String,
+    /// Requests queued in it.
+    pub waiting: Option<u32>,
+    /// Requests in its batch.
+    pub running: Option<u32>,
+    /// Part of its KV memory in use.
+    pub kv_usage: Option<f64>,
+    /// Requests sent there since, and not ended.
+    pub sent_since: u32,
+    /// Milliseconds since it said so.
+    pub age_ms: u64,
 }
 
 impl Pool {
@@ -482,7 +499,7 @@ impl Pool {
         if endpoint.heard.hear(report, is_alive) {
             endpoint.index = Index::new(self.index_units, self.random.next());
         }
-        let signals = crate::policy::Signals { at: Some(report.at), ..report.signals };
+        let signals = Signals { at: Some(report.at), ..report.signals };
         self.policy.learn(&News::Reported { place, signals }, report.at);
     }
 
@@ -556,6 +573,22 @@ impl Pool {
     pub fn booked(&self) -> impl Iterator<Item = (LeaseId, &str, u32)> {
         self.leases.iter().filter_map(|(id, lease)| {
             Some((*id, self.endpoints.get(lease.place)?.address.as_str(), lease.queued_tokens))
+        })
+    }
+
+    /// The addresses of its endpoints.
+    pub fn addresses(&self) -> impl Iterator<Item = &str> {
+        self.endpoints.iter().map(|endpoint| endpoint.address.as_str())
+    }
+
+    /// What engines said of themselves, of those endpoints whose word is not too old.
+    pub fn said(&self, now: Instant) -> impl Iterator<Item = Said> {
+        self.endpoints.iter().filter_map(move |endpoint| {
+            let heard = endpoint.heard.fresh(now, self.stale)?;
+            let Signals { waiting, running, kv_usage, at, .. } = heard.signals;
+            let age = now.since(at?);
+            let (address, sent_since) = (endpoint.address.clone(), heard.unseen);
+            Some(Said { address, waiting, running, kv_usage, sent_since, age_ms: age.as_millis() as u64 })
         })
     }
 

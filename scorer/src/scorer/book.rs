@@ -1,14 +1,14 @@
 //! The book: pools behind a lock, and what each call does to them.
 
 use super::metrics::Metrics;
-use super::{Config, Refused};
-use crate::clock::Clock;
+use super::{Config, Refused, Scraped};
+use crate::clock::{self, Clock};
 use serde::Serialize;
-use std::hash::{BuildHasher, Hasher};
+use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir::instant::Instant;
-use weir::pool::{Load, Pools};
+use weir::pool::{Load, Pools, Report, Said};
 use weir::wire::{Event, Reserve, Reserved};
 
 /// A running scorer.
@@ -20,7 +20,7 @@ pub struct Scorer {
 }
 
 /// What is known of one pool.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PoolLoad {
     /// Its name.
     pub name: String,
@@ -28,14 +28,14 @@ pub struct PoolLoad {
     pub leases: usize,
     /// Its endpoints, in the order of the configuration.
     pub endpoints: Vec<Load>,
+    /// What their engines said of themselves, of those that did.
+    pub engines: Vec<Said>,
 }
 
 impl Scorer {
     /// A scorer with nothing booked.
     pub fn new(config: &Config) -> anyhow::Result<Self> {
-        // std seeds its hash maps from the system's entropy; the hash of nothing is such a seed.
-        let seed = std::hash::RandomState::new().build_hasher().finish();
-        let pools = config.pools(seed)?;
+        let pools = config.pools(clock::seed())?;
         let metrics = Metrics::new(pools.iter().map(|(name, _)| name))?;
         Ok(Self { pools: Mutex::new(pools), metrics, clock: Clock::start() })
     }
@@ -88,12 +88,29 @@ impl Scorer {
         }
     }
 
+    /// The addresses of all endpoints, each once.
+    pub fn addresses(&self) -> BTreeSet<String> {
+        self.pools().iter().flat_map(|(_, pool)| pool.addresses()).map(str::to_owned).collect()
+    }
+
+    /// An endpoint said how it is.
+    pub fn hear(&self, address: &str, report: &Report) {
+        self.pools().iter_mut().for_each(|(_, pool)| pool.hear(address, report));
+    }
+
+    /// An endpoint was asked how it is.
+    pub fn scraped(&self, scraped: Scraped) {
+        self.metrics.scraped(scraped);
+    }
+
     /// What is known of every pool.
     pub fn loads(&self) -> Vec<PoolLoad> {
+        let now = self.clock.now();
         let load = |(name, pool): (&str, &weir::pool::Pool)| PoolLoad {
             name: name.to_owned(),
             leases: pool.leases(),
             endpoints: pool.loads(),
+            engines: pool.said(now).collect(),
         };
         self.pools().iter().map(load).collect()
     }
