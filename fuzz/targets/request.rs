@@ -7,7 +7,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
-use weir::{invalid, wire};
+use weir::wire;
 use weir_extract::{Config, Extract};
 use weir_fuzz::{Message, is_header_safe, pieces};
 use weir_host::fake::Worker;
@@ -99,7 +99,7 @@ fn check(seen: &Seen, message: &Message, config: &Config) {
 
 fuzz_target!(|input: &[u8]| {
     let Some(message) = Message::read(input) else { return };
-    let config: Config = invalid::read(message.config.as_bytes()).unwrap_or_default();
+    let config = Config::read(message.config.as_bytes()).unwrap_or_default();
     let json = serde_json::to_string(&config).unwrap();
     let whole: &[&[u8]] = if message.body.is_empty() { &[] } else { &[message.body] };
     let seen = send(&message, &json, whole, false);

@@ -117,6 +117,32 @@ pub fn filter_config(envoy: &mut Value, name: &str, change: impl Fn(&mut Value))
     }
 }
 
+/// Changes the configuration of `pick`, be it a module of its own or a part of `chain`.
+pub fn pick_config(envoy: &mut Value, change: impl Fn(&mut Value)) {
+    filter_config(envoy, "pick", &change);
+    filter_config(envoy, "chain", |chain| change(&mut chain["pick"]));
+}
+
+/// An edit that gives all pools this breaker.
+pub fn breaker(config: Value) -> crate::Edit {
+    Box::new(move |envoy| pick_config(envoy, |pick| pick["choose"]["breaker"] = config.clone()))
+}
+
+/// An edit that has endpoints chosen whatever their answers were.
+pub fn no_breaker() -> crate::Edit {
+    breaker(json!({"rules": [], "hold_off_ms": 0, "max_retry_after_ms": 0}))
+}
+
+/// Puts other endpoints into a pool: into its cluster and into `pick`.
+pub fn place_pool(envoy: &mut Value, pool: usize, addresses: &[String]) {
+    let name = ["small", "large"][pool];
+    for cluster in find_all(envoy, &|value| value["load_assignment"]["cluster_name"] == name) {
+        cluster["load_assignment"]["endpoints"][0]["lb_endpoints"] =
+            addresses.iter().map(|address| endpoint(address)).collect();
+    }
+    pick_config(envoy, |pick| pick["pools"][pool]["endpoints"] = addresses.into());
+}
+
 /// All values anywhere in a configuration that a test holds for; not those within another that is found.
 pub fn find_all<'v>(value: &'v mut Value, wanted: &dyn Fn(&Value) -> bool) -> Vec<&'v mut Value> {
     if wanted(value) {

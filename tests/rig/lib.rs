@@ -17,7 +17,7 @@ mod process;
 pub mod raw;
 
 pub use backend::Backend;
-pub use config::{filter_config, find_all, shipped};
+pub use config::{breaker, filter_config, find_all, no_breaker, pick_config, place_pool, shipped};
 pub use process::{Process, repository};
 pub use raw::Raw;
 
@@ -242,6 +242,12 @@ impl Gateway {
         Ok(stats.iter().filter(|(name, _)| name.contains("weir_pick_leases")).map(|(_, value)| value).sum())
     }
 
+    /// A stat of `breaker`'s, over all pools: `trips_total`, `out`, `probes`, …
+    pub async fn breaker(&self, name: &str) -> Result<u64> {
+        let name = format!("wasmcustom.weir_breaker_{name};");
+        Ok(self.stats().await?.iter().filter(|(own, _)| own.starts_with(&name)).map(|(_, value)| value).sum())
+    }
+
     /// Leases out, as the scorer counts them.
     pub async fn scorer_leases(&self) -> Result<u64> {
         let scorer = self.scorer.as_ref().context("there is no scorer")?;
@@ -264,14 +270,15 @@ impl Gateway {
             .sum()
     }
 
-    /// Waits until nobody holds anything any more: engines, `pick`, scorer.
+    /// Waits until nobody holds anything any more: engines, `pick`, scorer; no lease, and no slot of a probe.
     pub async fn quiet(&self, most: Duration) -> Result<()> {
         let quiet = async || {
             let scorer = match &self.scorer {
                 Some(_) => self.scorer_leases().await.is_ok_and(|leases| leases == 0),
                 None => true,
             };
-            scorer && self.in_engines() == 0 && self.leases().await.is_ok_and(|leases| leases == 0)
+            let probes = self.breaker("probes").await.is_ok_and(|probes| probes == 0);
+            scorer && probes && self.in_engines() == 0 && self.leases().await.is_ok_and(|leases| leases == 0)
         };
         let waited = wait_until("all leases have ended", most, quiet).await;
         let (pick, scorer) = (self.leases().await, self.scorer_leases().await.ok());

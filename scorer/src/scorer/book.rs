@@ -7,6 +7,7 @@ use serde::Serialize;
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use weir::breaker::{Moved, Standing};
 use weir::instant::Instant;
 use weir::pool::{Load, Pools, Report, Said};
 use weir::wire::{Event, Reserve, Reserved};
@@ -26,10 +27,25 @@ pub struct PoolLoad {
     pub name: String,
     /// Leases out.
     pub leases: usize,
+    /// Probes out.
+    pub probes: u32,
+    /// Endpoints that get nothing, or probes only.
+    pub out: Vec<Out>,
     /// Its endpoints, in the order of the configuration.
     pub endpoints: Vec<Load>,
     /// What their engines said of themselves, of those that did.
     pub engines: Vec<Said>,
+}
+
+/// An endpoint that gets nothing, or probes only.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Out {
+    /// Its address.
+    pub address: String,
+    /// `held`, `cooldown` or `probing`.
+    pub standing: &'static str,
+    /// Milliseconds until that ends.
+    pub wait_ms: u64,
 }
 
 impl Scorer {
@@ -49,12 +65,15 @@ impl Scorer {
     pub fn reserve(&self, ask: &Reserve) -> Result<Reserved, Refused> {
         let mut pools = self.pools();
         let now = self.clock.now();
-        note(&mut pools, &ask.events, now);
+        self.note(&mut pools, &ask.events, now);
         let place = pools.of_name(&ask.pool).ok_or_else(|| Refused::UnknownPool(ask.pool.clone()))?;
         let (name, pool) = pools.get(place).ok_or_else(|| Refused::UnknownPool(ask.pool.clone()))?;
         self.metrics.expired(name, pool.expire(now));
-        let choice =
-            pool.reserve(ask.lease, &ask.ask(), now).ok_or_else(|| Refused::NoEndpoint(ask.pool.clone()))?;
+        let Some(choice) = pool.reserve(ask.lease, &ask.ask(), now) else {
+            let shut = pool.shut(now).ok_or_else(|| Refused::NoEndpoint(ask.pool.clone()))?;
+            self.metrics.shut(name);
+            return Ok(Reserved { shut: Some(shut.into()), ..Reserved::default() });
+        };
         self.metrics.reserved(name);
         Ok(Reserved {
             endpoints: choice.order,
@@ -62,12 +81,39 @@ impl Scorer {
             queued_tokens: choice.candidate.queued_tokens,
             in_flight: choice.candidate.in_flight,
             policy: choice.policy.into(),
+            probe: choice.probe,
+            shut: None,
         })
     }
 
     /// Notes what became of leases.
     pub fn report(&self, events: &[Event]) {
-        note(&mut self.pools(), events, self.clock.now());
+        self.note(&mut self.pools(), events, self.clock.now());
+    }
+
+    /// Events of pools and leases that are not known here are let go: they are from before a restart.
+    fn note(&self, pools: &mut Pools, events: &[Event], now: Instant) {
+        for event in events {
+            let (Event::FirstToken { pool, .. } | Event::Attempted { pool, .. } | Event::End { pool, .. }) =
+                event;
+            let Some((name, pool)) = pools.of_name(pool).and_then(|place| pools.get(place)) else { continue };
+            match event {
+                Event::FirstToken { lease, served, .. } => pool.first_token(*lease, Some(served), now),
+                Event::Attempted { lease, endpoint, outcome, .. } => {
+                    match pool.attempted(*lease, endpoint, outcome, now) {
+                        Some(Moved::Out) => {
+                            self.metrics.tripped(name);
+                            log::warn!("pool {name:?}: {endpoint} is out: {}", outcome.write());
+                        }
+                        Some(Moved::Back) => log::info!("pool {name:?}: {endpoint} is back"),
+                        None => {}
+                    }
+                }
+                Event::End { lease, .. } => {
+                    pool.end(*lease);
+                }
+            }
+        }
     }
 
     /// Ends the leases whose time is up.
@@ -109,6 +155,16 @@ impl Scorer {
         let load = |(name, pool): (&str, &weir::pool::Pool)| PoolLoad {
             name: name.to_owned(),
             leases: pool.leases(),
+            probes: pool.probing(),
+            out: pool
+                .standings(now)
+                .filter(|(_, standing, _)| !matches!(standing, Standing::Closed | Standing::Ramp))
+                .map(|(address, standing, wait)| Out {
+                    address: address.to_owned(),
+                    standing: standing.name(),
+                    wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
+                })
+                .collect(),
             endpoints: pool.loads(),
             engines: pool.said(now).collect(),
         };
@@ -130,20 +186,6 @@ impl Scorer {
 
     pub(super) fn took(&self, time: Duration) {
         self.metrics.took(time);
-    }
-}
-
-/// Events of pools and leases that are not known here are let go: they are from before a restart.
-fn note(pools: &mut Pools, events: &[Event], now: Instant) {
-    for event in events {
-        let (Event::FirstToken { pool, .. } | Event::End { pool, .. }) = event;
-        let Some((_, pool)) = pools.of_name(pool).and_then(|place| pools.get(place)) else { continue };
-        match event {
-            Event::FirstToken { lease, served, .. } => pool.first_token(*lease, Some(served), now),
-            Event::End { lease, .. } => {
-                pool.end(*lease);
-            }
-        }
     }
 }
 

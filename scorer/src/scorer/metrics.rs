@@ -22,6 +22,8 @@ pub(super) struct Metrics {
     reservations: IntCounterVec,
     refused: IntCounterVec,
     expired: IntCounterVec,
+    trips: IntCounterVec,
+    shut: IntCounterVec,
     reserve_seconds: Histogram,
     scrapes: IntCounterVec,
 }
@@ -41,6 +43,9 @@ impl Metrics {
             "Leases whose end nobody reported; more than a few mean that a gateway died.",
             "pool",
         )?;
+        let trips = count("weir_scorer_trips_total", "Times that an endpoint went out.", "pool")?;
+        let shut =
+            count("weir_scorer_shut_total", "Requests that got no endpoint, because all were out.", "pool")?;
         let seconds = HistogramOpts::new(
             "weir_scorer_reserve_seconds",
             "Time from a complete reserve call to its answer, in seconds.",
@@ -57,16 +62,26 @@ impl Metrics {
         }
         for pool in pools {
             reservations.with_label_values(&[pool]);
-            expired.with_label_values(&[pool]);
+            for counter in [&expired, &trips, &shut] {
+                counter.with_label_values(&[pool]);
+            }
         }
         for reason in Refused::REASONS {
             refused.with_label_values(&[reason]);
         }
-        Ok(Self { registry, reservations, refused, expired, reserve_seconds, scrapes })
+        Ok(Self { registry, reservations, refused, expired, trips, shut, reserve_seconds, scrapes })
     }
 
     pub(super) fn reserved(&self, pool: &str) {
         self.reservations.with_label_values(&[pool]).inc();
+    }
+
+    pub(super) fn tripped(&self, pool: &str) {
+        self.trips.with_label_values(&[pool]).inc();
+    }
+
+    pub(super) fn shut(&self, pool: &str) {
+        self.shut.with_label_values(&[pool]).inc();
     }
 
     pub(super) fn refused(&self, refused: &Refused) {
@@ -126,6 +141,12 @@ impl Metrics {
             "weir_scorer_engine_age_seconds",
             "Since the engine said so; one that is silent, or said so too long ago, is not here.",
         )?;
+        let out = gauge(
+            "weir_scorer_endpoint_out",
+            "1 where an endpoint gets nothing, or probes only.",
+            &of_endpoint,
+        )?;
+        let probes = gauge("weir_scorer_probes", "Probes out.", &["pool"])?;
         for pool in loads {
             for said in &pool.engines {
                 let labels = [&pool.name, &said.address];
@@ -144,8 +165,11 @@ impl Metrics {
             }
             let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
             leases.with_label_values(&[&pool.name]).set(number(pool.leases as u64));
+            probes.with_label_values(&[&pool.name]).set(i64::from(pool.probes));
             for endpoint in &pool.endpoints {
                 let labels = [&pool.name, &endpoint.address];
+                let is_out = pool.out.iter().any(|out| out.address == endpoint.address);
+                out.with_label_values(&labels).set(i64::from(is_out));
                 in_flight.with_label_values(&labels).set(i64::from(endpoint.in_flight));
                 queued.with_label_values(&labels).set(number(endpoint.queued_tokens));
                 cached.with_label_values(&labels).set(number(endpoint.index_tokens));
