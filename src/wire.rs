@@ -8,7 +8,7 @@
 
 use crate::breaker::{Outcome, Shut};
 use crate::policy::Demand;
-use crate::pool::Ask;
+use crate::pool::{Answered, Ask};
 use crate::request::{Dialect, Facts, word};
 use crate::response::{Report, Status, Usage};
 use serde::{Deserialize, Serialize};
@@ -61,6 +61,9 @@ pub const CONTROL: [&str; 21] = [
 
 /// Header names that begin so are the gateway's own; a client's copies go as well.
 pub const CONTROL_PREFIX: &str = "x-weir-";
+
+/// Header: asks an endpoint to say how it is beside its answer (ORCA).
+pub const ORCA_FORMAT: &str = "endpoint-load-metrics-format";
 
 /// Filter state: what the body told (`extract` writes).
 pub const FACTS: &str = "weir.facts";
@@ -197,6 +200,9 @@ pub enum Event {
         pool: String,
         /// The lease's name.
         lease: u64,
+        /// How its answer went, where the policy learns from that.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        answered: Option<Answered>,
     },
 }
 

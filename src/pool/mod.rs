@@ -19,7 +19,7 @@ mod signals;
 
 pub use index::Index;
 pub use pools::{Pools, Spec};
-pub use signals::{Adapters, Report};
+pub use signals::{Adapters, Answered, Report};
 
 use pace::Pace;
 use signals::Heard;
@@ -28,7 +28,7 @@ use crate::block;
 use crate::breaker::{self, Breaker, Budget, Circuit, Gate, Moved, Outcome, Probe, Shut, Snapshot, Standing};
 use crate::instant::Instant;
 use crate::invalid::Invalid;
-use crate::policy::{Attributes, Candidate, Demand, Known, News, Policy, Round, Signals, SlowStart};
+use crate::policy::{Attributes, Candidate, Demand, Known, News, Policy, Round, Signals, SlowStart, Wants};
 use crate::random::Random;
 use crate::wire;
 use serde::{Deserialize, Serialize, Serializer};
@@ -631,31 +631,48 @@ impl Pool {
         }
     }
 
-    /// How the answer of lease `id` went: what it wrote, when that is known, and whether the endpoint failed. Said before
-    /// [`Pool::end`], which need not know.
-    pub fn answered(&mut self, id: LeaseId, output_tokens: Option<u32>, failed: bool, now: Instant) {
+    /// How the answer of lease `id` went. Said before [`Pool::end`], which need not know.
+    pub fn answered(&mut self, id: LeaseId, answered: &Answered, now: Instant) {
         let Some(lease) = self.leases.get(&id) else { return };
+        let place = lease.place;
         let news = News::Ended {
-            place: lease.place,
+            place,
             after: now.since(lease.booked),
             decoding: lease.first_token.map(|first| now.since(first)),
-            output_tokens,
-            failed,
+            output_tokens: answered.output_tokens,
+            failed: answered.failed,
         };
         self.policy.learn(&news, now);
+        let Some(signals) = answered.said() else { return };
+        self.policy.learn(&News::Reported { place, signals }, now);
+        if self.endpoints.get(place).is_some_and(|endpoint| !endpoint.heard.is_asked) {
+            self.take(place, &Report { at: now, signals, ..Report::default() });
+        }
+    }
+
+    /// What the policy learns of answers.
+    pub fn wants(&self) -> Wants {
+        self.policy.wants()
     }
 
     /// What an endpoint says of itself. What it said before is forgotten, also where it says nothing now; and if it has
     /// started anew since then, so is what it was believed to hold.
     pub fn hear(&mut self, address: &str, report: &Report) {
         let Some(&place) = self.places.get(address) else { return };
+        if let Some(endpoint) = self.endpoints.get_mut(place) {
+            endpoint.heard.is_asked = true;
+        }
+        self.take(place, report);
+        let signals = Signals { at: Some(report.at), ..report.signals };
+        self.policy.learn(&News::Reported { place, signals }, report.at);
+    }
+
+    fn take(&mut self, place: usize, report: &Report) {
         let Some(endpoint) = self.endpoints.get_mut(place) else { return };
         let is_alive = |id: &LeaseId| self.leases.get(id).is_some_and(|lease| lease.place == place);
         if endpoint.heard.hear(report, is_alive) {
             endpoint.index = Index::new(self.index_units, self.random.next());
         }
-        let signals = Signals { at: Some(report.at), ..report.signals };
-        self.policy.learn(&News::Reported { place, signals }, report.at);
     }
 
     /// The prompt of lease `id` waits no longer.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use weir::breaker::{Outcome, Snapshot};
 use weir::instant::Instant;
 use weir::policy::Demand;
-use weir::pool::{Ask, LeaseId};
+use weir::pool::{Answered, Ask, LeaseId};
 use weir::wire;
 use weir_host::Host;
 
@@ -33,7 +33,7 @@ pub(crate) enum Message {
     /// Its first token came.
     FirstToken { pool: u16, lease: LeaseId, served: String },
     /// It is over.
-    End { pool: u16, lease: LeaseId },
+    End { pool: u16, lease: LeaseId, answered: Option<Answered> },
     /// An endpoint holds a prefix, from before the hearer joined.
     Held { pool: u16, endpoint: String, blocks: Vec<u64> },
     /// An attempt came to something that concerns its endpoint.
@@ -86,10 +86,11 @@ impl Message {
                 bytes.extend(lease.to_le_bytes());
                 text(&mut bytes, served);
             }
-            Self::End { pool, lease } => {
+            Self::End { pool, lease, answered } => {
                 bytes.push(3);
                 bytes.extend(pool.to_le_bytes());
                 bytes.extend(lease.to_le_bytes());
+                bytes.extend(answered.iter().flat_map(|one| serde_json::to_vec(one).unwrap_or_default()));
             }
             Self::Held { pool, endpoint, blocks } => {
                 bytes.push(4);
@@ -156,6 +157,10 @@ impl Message {
             [3] => Self::End {
                 pool: u16::from_le_bytes(rest.take()?),
                 lease: LeaseId::from_le_bytes(rest.take()?),
+                answered: match rest.0 {
+                    b"" => None,
+                    json => Some(serde_json::from_slice(json).ok()?),
+                },
             },
             [4] => Self::Held {
                 pool: u16::from_le_bytes(rest.take()?),
@@ -367,7 +372,16 @@ mod tests {
                 },
             },
             Message::FirstToken { pool: 3, lease: u64::MAX, served: endpoint },
-            Message::End { pool: 0, lease: 1 },
+            Message::End { pool: 0, lease: 1, answered: None },
+            Message::End {
+                pool: 0,
+                lease: 1,
+                answered: Some(Answered {
+                    output_tokens: Some(3),
+                    kv_usage: Some(0.5),
+                    ..Answered::default()
+                }),
+            },
         ] {
             let bytes = message.encode();
             assert_eq!(Message::decode(&bytes), Some(message));

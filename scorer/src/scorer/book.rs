@@ -109,7 +109,10 @@ impl Scorer {
                         None => {}
                     }
                 }
-                Event::End { lease, .. } => {
+                Event::End { lease, answered, .. } => {
+                    if let Some(answered) = answered {
+                        pool.answered(*lease, answered, now);
+                    }
                     pool.end(*lease);
                 }
             }
@@ -196,7 +199,7 @@ mod tests {
     use weir::pool::Ask;
 
     fn reserve(pool: &str) -> Reserve {
-        let events = vec![Event::End { pool: "a".into(), lease: 1 }];
+        let events = vec![Event::End { pool: "a".into(), lease: 1, answered: None }];
         let demand = Demand { prompt_tokens: 10, prompt_units: 1, stream: true, ..Demand::default() };
         Reserve { events, ..Reserve::of(pool, 2, &Ask { blocks: &[], demand }) }
     }
