@@ -582,10 +582,10 @@ fn policies_that_learn_from_answers_learn_from_every_workers() {
             two.hear(1);
         }
     };
-    let joining = ask(&mut two, 50);
-    ask(&mut one, 51);
+    for exchange in [ask(&mut one, 50), ask(&mut two, 51)] {
+        one.finish(exchange);
+    }
     hear(&mut one, &mut two);
-    two.finish(joining);
     // The second endpoint writes ten tokens in a tenth of the time.
     for (from, ms) in [("10.0.0.1:1", 1_000), ("10.0.0.2:1", 100)] {
         let mut exchange = loop {
