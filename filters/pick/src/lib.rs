@@ -501,8 +501,10 @@ impl Pick {
     /// Who is out, of all pools.
     fn out(&self) -> impl Iterator<Item = Message> {
         self.pools.iter().enumerate().flat_map(|(at, (_, pool))| {
-            pool.snapshots().map(move |(endpoint, snapshot)| {
-                Message::Out { pool: at as u16, endpoint: endpoint.to_owned(), snapshot }
+            pool.snapshots().map(move |(endpoint, snapshot)| Message::Out {
+                pool: at as u16,
+                endpoint: endpoint.to_owned(),
+                snapshot,
             })
         })
     }
