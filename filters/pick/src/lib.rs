@@ -30,7 +30,7 @@ use std::time::Duration;
 use weir::breaker::{Class, Moved, Outcome, Shut, Standing};
 use weir::invalid::Invalid;
 use weir::policy::{Candidate, Demand};
-use weir::pool::{Ask, Choice, LeaseId, Pools};
+use weir::pool::{Answered, Ask, Choice, LeaseId, Pools};
 use weir::random::Random;
 use weir::request::{Dialect, Facts};
 use weir::wire::{self, Event, Reserve};
@@ -214,6 +214,7 @@ impl Filter for Pick {
             in_flight: reserved.in_flight,
             queued_tokens: reserved.queued_tokens,
             cached_tokens: reserved.cached_tokens,
+            ..Candidate::default()
         };
         let choice = Choice {
             order: reserved.endpoints,
@@ -255,20 +256,21 @@ impl Filter for Pick {
             }
             asking.lease
         });
-        if let Some(lease) = stream.lease {
-            self.over(stream, host, lease);
-        }
+        let answered = stream.lease.and_then(|lease| self.over(stream, host, lease));
         if let Some(slot) = stream.slot.take() {
             slot.give_back(host);
         }
         let Some(lease) = stream.lease.take().or(asked) else { return };
         let Some((name, pool)) = self.pools.get(lease.pool) else { return };
+        if let Some(answered) = &answered {
+            pool.answered(lease.id, answered, host.now());
+        }
         let booked = pool.end(lease.id);
         if let Some(scorer) = self.scorer.as_mut().filter(|_| lease.asked) {
-            scorer.note(Event::End { pool: name.to_owned(), lease: lease.id });
+            scorer.note(Event::End { pool: name.to_owned(), lease: lease.id, answered });
         }
         if booked {
-            self.peers.send(host, &Message::End { pool: lease.pool as u16, lease: lease.id });
+            self.peers.send(host, &Message::End { pool: lease.pool as u16, lease: lease.id, answered });
         }
     }
 
@@ -331,16 +333,7 @@ impl Pick {
     fn ask(&mut self, host: &dyn Host, asking: &mut Asking) -> bool {
         let Some(scorer) = &mut self.scorer else { return false };
         let Some((name, _)) = self.pools.get(asking.lease.pool) else { return false };
-        let request = Reserve {
-            pool: name.to_owned(),
-            lease: asking.lease.id,
-            prompt_tokens: asking.facts.prompt_tokens,
-            prompt_units: asking.facts.prompt_units,
-            output_tokens: asking.facts.max_output_tokens.unwrap_or(0),
-            stream: asking.facts.stream,
-            blocks: wire::Blocks(asking.blocks.clone()),
-            events: Vec::new(),
-        };
+        let request = Reserve::of(name, asking.lease.id, &asking.facts.ask(&asking.blocks));
         let Some(told) = scorer.ask(host, request) else { return false };
         asking.lease.asked = true;
         asking.told = told;
@@ -409,12 +402,17 @@ impl Pick {
         }
     }
 
-    /// The stream is over: what its last attempt came to, and those before it that nobody has spoken of.
-    fn over(&mut self, stream: &mut Stream, host: &dyn Host, lease: Lease) {
-        let Some(served) = attempts::served(host) else { return };
+    /// The stream is over: what its last attempt came to, and those before it that nobody has spoken of. Gives what the
+    /// policy learns from it.
+    fn over(&mut self, stream: &mut Stream, host: &dyn Host, lease: Lease) -> Option<Answered> {
+        let served = attempts::served(host)?;
         self.failed_before(stream, host, lease, &served);
         let outcome = attempts::last(host, lease.dialect, stream.first_token);
         self.attempted(stream, host, lease, &served, &outcome);
+        let wants = self.pools.get(lease.pool).map(|(_, pool)| pool.wants())?;
+        // A client that left says nothing of the endpoint.
+        let tells = wants.answers && matches!(outcome.class(), Class::Success | Class::Failure);
+        tells.then(|| attempts::answered(host, &outcome, wants))
     }
 
     /// An attempt came to an outcome: it is noted here and told to those whom it concerns.
@@ -482,6 +480,9 @@ impl Pick {
         host.add(metric, 1);
         let lease = asking.lease;
         if let Some((_, pool)) = self.pools.get(lease.pool) {
+            if pool.wants().reports {
+                host.set_header(Of::Request, wire::ORCA_FORMAT, "JSON");
+            }
             choice.order.truncate(pool.budget().left(host.now()).saturating_add(1));
         }
         host.set_header(Of::Request, wire::DESTINATION, &choice.order.join(","));
@@ -571,8 +572,11 @@ impl Pick {
                     pool.first_token(lease, Some(&served), now);
                 }
             }
-            Message::End { pool, lease } => {
+            Message::End { pool, lease, answered } => {
                 if let Some((_, pool)) = self.pools.get(usize::from(pool)) {
+                    if let Some(answered) = &answered {
+                        pool.answered(lease, answered, now);
+                    }
                     pool.end(lease);
                 }
             }
