@@ -43,7 +43,7 @@ pub const CONTROL: [&str; 21] = [
     "x-gateway-destination-endpoint-served",
     "x-gateway-model-name-rewrite",
     "x-llm-d-model-name-rewrite",
-    "x-prefiller-host-port",
+    PREFILLER,
     "x-encoder-hosts-ports",
     "x-data-parallel-host-port",
     "x-kv-cache-source-host-port",
@@ -62,6 +62,8 @@ pub const CONTROL: [&str; 21] = [
 /// Header names that begin so are the gateway's own; a client's copies go as well.
 pub const CONTROL_PREFIX: &str = "x-weir-";
 
+/// Header: the endpoint that computes the prompt, for the one that answers.
+pub const PREFILLER: &str = "x-prefiller-host-port";
 /// Header: asks an endpoint to say how it is beside its answer (ORCA).
 pub const ORCA_FORMAT: &str = "endpoint-load-metrics-format";
 
@@ -143,6 +145,9 @@ pub struct Reserved {
     /// No endpoint may be sent to, and there are none above: how to answer the client.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shut: Option<Closed>,
+    /// The endpoint that is to compute the prompt, where it is another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill: Option<String>,
 }
 
 /// No endpoint of the pool may be sent to.

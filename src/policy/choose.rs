@@ -133,6 +133,11 @@ impl Policy {
         std::iter::once(&mut self.profile).chain(self.split.as_mut().map(|split| &mut split.profile))
     }
 
+    /// Whether prompts may be computed by another endpoint than the chosen one.
+    pub fn splits(&self) -> bool {
+        self.split.is_some()
+    }
+
     /// Where the prompt is to be computed when `decode` was chosen to answer.
     pub fn prefill(&mut self, round: &Round<'_>, decode: &Candidate, random: &mut Random) -> Prefill {
         let Some(split) = self.split.as_mut().filter(|split| split.decider.splits(round.demand, decode))

@@ -231,7 +231,8 @@ fn every_policy_has_its_section_in_the_documentation() {
     for name in Policy::names() {
         assert!(page.contains(&format!("\n## {name}\n")), "{name}");
     }
-    for section in page.lines().filter_map(|line| line.strip_prefix("## ")).filter(|line| !line.contains(' ')) {
+    for section in page.lines().filter_map(|line| line.strip_prefix("## ")).filter(|line| !line.contains(' '))
+    {
         assert!(Policy::names().any(|name| name == section), "{section} is no policy");
     }
 }

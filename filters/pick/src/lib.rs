@@ -194,7 +194,8 @@ impl Filter for Pick {
         let Some(first) = reserved.endpoints.first() else {
             return self.choose_here(stream, host, &asking, Source::Fallback);
         };
-        pool.book(lease.id, first, &facts.ask(blocks), host.now());
+        let prefill = reserved.prefill.filter(|prefill| pool.contains(prefill));
+        pool.book_split(lease.id, first, prefill.as_deref(), &facts.ask(blocks), host.now());
         if reserved.probe {
             pool.probe(lease.id);
         }
@@ -209,6 +210,7 @@ impl Filter for Pick {
             candidate,
             policy: wire::one_word(&reserved.policy).into(),
             probe: reserved.probe,
+            prefill,
         };
         self.booked(stream, host, &asking, choice, Source::Scorer)
     }
@@ -465,6 +467,9 @@ impl Pick {
         host.add(metric, 1);
         let lease = asking.lease;
         if let Some((_, pool)) = self.pools.get(lease.pool) {
+            if pool.splits() {
+                host.remove_header(Of::Request, wire::PREFILLER);
+            }
             if pool.wants().reports {
                 host.set_header(Of::Request, wire::ORCA_FORMAT, "JSON");
             }
@@ -473,19 +478,27 @@ impl Pick {
         host.set_header(Of::Request, wire::DESTINATION, &choice.order.join(","));
         // Beyond the list Envoy would send retries wherever it likes.
         host.set_header(Of::Request, wire::MAX_RETRIES, &choice.order.len().saturating_sub(1).to_string());
-        let Choice { order, candidate, policy, probe } = choice;
+        let Choice { order, candidate, policy, probe, prefill } = choice;
         let endpoint = order.first().map_or("", String::as_str);
         let mut line = format!(
             "endpoint={endpoint} by={source} policy={policy} prompt_tokens={} cached_tokens={} queued_tokens={} in_flight={}",
             asking.facts.prompt_tokens, candidate.cached_tokens, candidate.queued_tokens, candidate.in_flight
         );
+        if let Some(prefill) = &prefill {
+            host.set_header(Of::Request, wire::PREFILLER, prefill);
+            line += &format!(" prefill={prefill}");
+        }
         if probe {
             line += " probe=1";
         }
         host.set_property(wire::PICK, line.as_bytes());
         if self.peers.any() {
             let ask = asking.facts.ask(&asking.blocks);
-            self.peers.send(host, &Message::booked(lease.pool as u16, lease.id, endpoint, &ask, probe));
+            let mut message = Message::booked(lease.pool as u16, lease.id, endpoint, &ask, probe);
+            if let Message::Booked { prefill: place, .. } = &mut message {
+                *place = prefill;
+            }
+            self.peers.send(host, &message);
         }
         stream.attempts = Attempts::new(order);
         stream.lease = Some(lease);
@@ -527,9 +540,10 @@ impl Pick {
                     pool.hold(&endpoint, &blocks);
                 }
             }
-            Message::Booked { pool, lease, endpoint, demand, blocks, probe } => {
+            Message::Booked { pool, lease, endpoint, prefill, demand, blocks, probe } => {
                 if let Some((_, pool)) = self.pools.get(usize::from(pool)) {
-                    pool.book(lease, &endpoint, &Ask { blocks: &blocks, demand }, now);
+                    let ask = Ask { blocks: &blocks, demand };
+                    pool.book_split(lease, &endpoint, prefill.as_deref(), &ask, now);
                     if probe {
                         pool.probe(lease);
                     }

@@ -77,6 +77,7 @@ impl Scorer {
         self.metrics.reserved(name);
         Ok(Reserved {
             endpoints: choice.order,
+            prefill: choice.prefill,
             cached_tokens: choice.candidate.cached_tokens,
             queued_tokens: choice.candidate.queued_tokens,
             in_flight: choice.candidate.in_flight,
