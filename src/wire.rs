@@ -74,6 +74,8 @@ pub const FACTS: &str = "weir.facts";
 pub const BLOCKS: &str = "weir.blocks";
 /// Filter state: what was chosen and why (`pick` writes).
 pub const PICK: &str = "weir.pick";
+/// Filter state: every endpoint that might have been chosen and what was made of it, as JSON (`pick` writes, if told to).
+pub const WHY: &str = "weir.why";
 /// Filter state: whether the request was admitted, and what it was charged (`limit` writes).
 pub const LIMIT: &str = "weir.limit";
 /// Filter state: what the answer used (`meter` writes).
@@ -118,6 +120,9 @@ pub struct Reserve {
     /// [`name_hash`] of its LoRA adapter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapter: Option<u64>,
+    /// Say why, too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub explain: bool,
     /// Chained block hashes, sixteen hex digits each, one after the other.
     pub blocks: Blocks,
     /// What became of earlier leases: under load they need no call of their own.
@@ -145,6 +150,9 @@ pub struct Reserved {
     /// No endpoint may be sent to, and there are none above: how to answer the client.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shut: Option<Closed>,
+    /// Every candidate and what was made of it, where that was asked: as [`crate::pool::Why`] is written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<serde_json::Value>,
     /// The endpoint that is to compute the prompt, where it is another.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill: Option<String>,
@@ -414,6 +422,7 @@ impl Reserve {
             session,
             tenant,
             adapter,
+            explain: false,
             blocks: Blocks(ask.blocks.to_vec()),
             events: Vec::new(),
         }

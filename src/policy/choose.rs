@@ -68,6 +68,7 @@ pub(super) struct Scratch {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Explained {
     /// What left it out, if anything did.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub left_out_by: Option<String>,
     /// What each score gave it.
     pub scores: Vec<Step>,

@@ -29,7 +29,7 @@ use crate::breaker::{self, Breaker, Budget, Circuit, Gate, Moved, Outcome, Probe
 use crate::instant::Instant;
 use crate::invalid::Invalid;
 use crate::policy::{
-    Attributes, Candidate, Demand, Known, News, Policy, Prefill, Round, Signals, SlowStart, Wants,
+    Attributes, Candidate, Demand, Explained, Known, News, Policy, Prefill, Round, Signals, SlowStart, Wants,
 };
 use crate::random::Random;
 use crate::wire;
@@ -220,6 +220,28 @@ pub struct Load {
     pub queued_tokens: u64,
     /// Tokens of prefixes believed to be in its cache.
     pub index_tokens: u64,
+}
+
+/// Why the last choice was made, as far as one candidate goes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Why {
+    /// Its address.
+    pub endpoint: String,
+    /// Requests in flight there.
+    pub in_flight: u32,
+    /// Uncached prompt tokens queued there.
+    pub queued_tokens: u64,
+    /// Tokens of the prompt that it holds.
+    pub cached_tokens: u32,
+    /// Requests queued in its engine, with what was sent since it said so.
+    pub waiting: Option<f64>,
+    /// Requests in its engine's batch, likewise.
+    pub running: Option<f64>,
+    /// Part of its KV memory in use, likewise.
+    pub kv_usage: Option<f64>,
+    /// What the policy made of it.
+    #[serde(flatten)]
+    pub explained: Explained,
 }
 
 /// What an engine said of itself, for a person or a metric.
@@ -419,6 +441,24 @@ impl Pool {
             self.probe(id);
         }
         Some(choice)
+    }
+
+    /// Why the last choice was made: every endpoint that might have been chosen, what was known of it, and what each score
+    /// gave it. Where the choice was a probe, of its fallbacks.
+    pub fn why(&self) -> Vec<Why> {
+        let one = |(candidate, explained): (&Candidate, Explained)| {
+            Some(Why {
+                endpoint: self.endpoints.get(candidate.place)?.address.clone(),
+                in_flight: candidate.in_flight,
+                queued_tokens: candidate.queued_tokens,
+                cached_tokens: candidate.cached_tokens,
+                waiting: candidate.waiting(),
+                running: candidate.running(),
+                kv_usage: candidate.kv_usage(),
+                explained,
+            })
+        };
+        self.candidates.iter().zip(self.policy.explain()).filter_map(one).collect()
     }
 
     /// What is known of the endpoint at a place.

@@ -46,6 +46,7 @@ pub struct Pick {
     scorer: Option<Scorer>,
     random: Random,
     metrics: Metrics,
+    explain: bool,
 }
 
 #[derive(Debug)]
@@ -197,6 +198,9 @@ impl Filter for Pick {
         let Some(first) = reserved.endpoints.first() else {
             return self.choose_here(stream, host, &asking, Source::Fallback);
         };
+        if let Some(why) = &reserved.why {
+            host.set_property(wire::WHY, why.to_string().as_bytes());
+        }
         let prefill = reserved.prefill.filter(|prefill| pool.contains(prefill));
         pool.book_split(lease.id, first, prefill.as_deref(), &facts.ask(blocks), host.now());
         if reserved.probe {
@@ -309,6 +313,7 @@ impl Pick {
         Ok(Self {
             pools: config.pools(random.next())?,
             peers: Peers::new(group(&config)),
+            explain: config.explain,
             scorer: config.scorer.map(Scorer::new),
             random,
             metrics: Metrics {
@@ -326,7 +331,8 @@ impl Pick {
     fn ask(&mut self, host: &dyn Host, asking: &mut Asking) -> bool {
         let Some(scorer) = &mut self.scorer else { return false };
         let Some((name, _)) = self.pools.get(asking.lease.pool) else { return false };
-        let request = Reserve::of(name, asking.lease.id, &asking.facts.ask(&asking.blocks));
+        let ask = asking.facts.ask(&asking.blocks);
+        let request = Reserve { explain: self.explain, ..Reserve::of(name, asking.lease.id, &ask) };
         let Some(told) = scorer.ask(host, request) else { return false };
         asking.lease.asked = true;
         asking.told = told;
@@ -352,6 +358,9 @@ impl Pick {
             choice = pool.reserve(lease.id, &ask, now);
         }
         if let Some(choice) = choice {
+            if self.explain {
+                host.set_property(wire::WHY, &serde_json::to_vec(&pool.why()).unwrap_or_default());
+            }
             return self.booked(stream, host, asking, choice, source);
         }
         match pool.shut(now) {
