@@ -516,3 +516,36 @@ fn with_nobody_to_compute_a_prompt_the_configuration_decides() {
     assert_eq!(pool.reserve(1, &ask(&prompt), NOW), None);
     assert_eq!(pool.shut(NOW).map(|shut| shut.status), Some(503), "nobody to answer");
 }
+
+#[test]
+fn a_new_endpoint_whose_metrics_never_come_is_neither_flooded_nor_starved() {
+    let mut pool = with(json!({"kind": "EndpointPickerConfig", "plugins": []}), 4);
+    let (mut id, mut open) = (0, VecDeque::new());
+    let mut to_new = Vec::new();
+    for second in 0..70 {
+        let now = NOW + Duration::from_secs(second);
+        if second == 5 {
+            pool.set_endpoints(&addresses(5)).unwrap();
+        }
+        for (address, load) in addresses(4).iter().zip(pool.loads()) {
+            let waiting = load.in_flight.saturating_sub(4);
+            pool.hear(address, &report(now, waiting, f64::from(load.in_flight) / 20.0));
+        }
+        let mut count = 0;
+        for _ in 0..50 {
+            id += 1;
+            let chosen = pool.reserve(id, &ask(&blocks(id % 50, 30)), now).unwrap();
+            pool.first_token(id, None, now);
+            count += usize::from(chosen.order[0] == addresses(5)[4]);
+            open.push_back(id);
+            if open.len() > 40 {
+                open.pop_front().map(|id| pool.end(id));
+            }
+        }
+        to_new.push(count);
+    }
+    let share =
+        |seconds: std::ops::Range<usize>| to_new[seconds.clone()].iter().sum::<usize>() * 2 / seconds.len();
+    assert!((2..=40).contains(&share(5..15)), "percent at first: {}", share(5..15));
+    assert!((5..=40).contains(&share(60..70)), "percent after a minute: {}", share(60..70));
+}
