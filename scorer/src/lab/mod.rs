@@ -1,0 +1,333 @@
+//! `weir lab`: reads traces, runs contenders on all cores, prints what users would have seen.
+//!
+//! The lab itself is pure ([`weir_lab`]); files, threads and progress are here.
+
+mod jobs;
+mod load;
+
+pub use load::{names, read as read_workload};
+
+use anyhow::{Context, bail, ensure};
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use weir_lab::engine::{Spec, read_specs, specs};
+use weir_lab::report::{Curve, Slo, Summary, csv, curves, table};
+use weir_lab::routing::{Routing, Share};
+use weir_lab::run::{Change, Setup};
+use weir_lab::suite::{Contender, SUITE, contenders};
+use weir_lab::workload::Workload;
+
+/// What to do in the lab.
+#[derive(Debug, Subcommand)]
+pub enum Lab {
+    /// Run one policy.
+    Run {
+        /// The policy: a name, or JSON with its parameters.
+        #[arg(long, default_value = "least_prefill")]
+        policy: String,
+        /// The pool, the routers and the requests.
+        #[command(flatten)]
+        bench: Bench,
+    },
+    /// Run several policies on the same requests.
+    Compare {
+        /// A policy: a name, JSON with its parameters, or LABEL=JSON. Several may be given; without any, all that there are.
+        #[arg(long = "policy")]
+        policies: Vec<String>,
+        /// All workloads of the suite in place of one.
+        #[arg(long, conflicts_with = "trace")]
+        suite: bool,
+        /// The pool, the routers and the requests.
+        #[command(flatten)]
+        bench: Bench,
+    },
+    /// Run several policies at several speeds, to see where each one's knee is.
+    Sweep {
+        /// As in compare.
+        #[arg(long = "policy")]
+        policies: Vec<String>,
+        /// Speeds, in place of one.
+        #[arg(long, value_delimiter = ',', default_value = "0.6,0.8,1.0,1.2,1.4,1.6")]
+        speeds: Vec<f64>,
+        /// A picture of goodput over the speed.
+        #[arg(long, value_name = "FILE")]
+        svg: Option<PathBuf>,
+        /// The pool, the routers and the requests.
+        #[command(flatten)]
+        bench: Bench,
+    },
+    /// List traces, generated workloads and engines.
+    List,
+}
+
+/// The pool, the routers and the requests of a run.
+#[derive(Args, Debug)]
+pub struct Bench {
+    /// A trace or generated workload by name (see `weir lab list`), or a trace file: Mooncake's JSON lines or Azure's CSV.
+    #[arg(long, visible_alias = "workload", default_value = "conversation", value_name = "NAME|FILE")]
+    trace: String,
+    /// How much quicker than written the requests come.
+    #[arg(long, default_value_t = 1.0)]
+    speed: f64,
+    /// The first so many requests; 0 is a whole trace, or 8,000 generated ones.
+    #[arg(long, default_value_t = 0)]
+    requests: usize,
+    /// Endpoints.
+    #[arg(long, default_value_t = 8)]
+    endpoints: usize,
+    /// The engine, by its name in `--engines` or in the lab's own list.
+    #[arg(long, default_value = "h100-llama3-8b")]
+    engine: String,
+    /// A file of engines, as lab/engines.json.
+    #[arg(long, value_name = "FILE")]
+    engines: Option<PathBuf>,
+    /// Speeds of single endpoints, the first ones: 1 is as specified.
+    #[arg(long, value_delimiter = ',', value_name = "SPEED,…")]
+    engine_speeds: Vec<f64>,
+    /// An endpoint that dies: its place from 0, and the second.
+    #[arg(long, value_name = "PLACE@SECOND", value_parser = moment)]
+    kill: Vec<(usize, f64)>,
+    /// A dead endpoint that starts, with an empty cache.
+    #[arg(long, value_name = "PLACE@SECOND", value_parser = moment)]
+    start: Vec<(usize, f64)>,
+    /// The routers as JSON, or a file of it: what the options below do not reach.
+    #[arg(long, value_name = "JSON|FILE")]
+    routing: Option<String>,
+    /// Proxies.
+    #[arg(long)]
+    proxies: Option<u32>,
+    /// What proxies tell each other.
+    #[arg(long)]
+    share: Option<Sharing>,
+    /// Milliseconds until a report is heard.
+    #[arg(long)]
+    report_ms: Option<f64>,
+    /// The share of reports that are lost.
+    #[arg(long)]
+    lost: Option<f64>,
+    /// Goodput: milliseconds to the first token, at most.
+    #[arg(long, default_value_t = 2_000.0)]
+    slo_ttft_ms: f64,
+    /// Goodput: milliseconds per further token, at most.
+    #[arg(long, default_value_t = 100.0)]
+    slo_tpot_ms: f64,
+    /// Fixes all that is random.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Write the figures as CSV.
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Write the figures as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// [`Share`] on the command line.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Sharing {
+    /// Nothing.
+    Nothing,
+    /// Bookings, as workers of one Envoy do.
+    Bookings,
+    /// One book, the scorer's.
+    Book,
+}
+
+/// Generated requests, unless told otherwise.
+const GENERATED: usize = 8_000;
+
+/// Runs a command of the lab; what is to be printed goes through `say`.
+pub fn run(lab: Lab, say: &dyn Fn(&str)) -> anyhow::Result<()> {
+    match lab {
+        Lab::List => {
+            names().iter().for_each(|(name, about)| say(&format!("{name:<16} {about}")));
+            say("");
+            specs()?.iter().for_each(|(name, spec)| say(&format!("{name:<16} {}", spec.source)));
+            Ok(())
+        }
+        Lab::Run { policy, bench } => compare(&[policy], &[bench.case()?], &bench, say),
+        Lab::Compare { policies, suite: false, bench } => compare(&policies, &[bench.case()?], &bench, say),
+        Lab::Compare { policies, suite: true, bench } => {
+            let read = |case: &weir_lab::suite::Case| {
+                let workload = bench.read(case.workload, case.requests)?;
+                Ok((Arc::new(workload), case.rate * bench.speed))
+            };
+            let cases = SUITE.iter().map(read).collect::<anyhow::Result<Vec<_>>>()?;
+            compare(&policies, &cases, &bench, say)
+        }
+        Lab::Sweep { policies, speeds, svg, bench } => {
+            ensure!(speeds.iter().all(|speed| *speed > 0.0), "--speeds: expected numbers above 0");
+            let (workload, _) = bench.case()?;
+            let cases: Vec<_> = speeds.iter().map(|speed| (workload.clone(), *speed)).collect();
+            let summaries = jobs::run(&bench.contenders(&policies)?, &cases, &bench)?;
+            for (speed, of) in speeds.iter().zip(&summaries) {
+                say(&format!("\n{} at speed {speed}", workload.name));
+                say(table(of).trim_end());
+            }
+            if let Some(file) = &svg {
+                write(file, &picture(&workload.name, &speeds, &summaries))?;
+            }
+            bench.write(&summaries.concat())
+        }
+    }
+}
+
+/// A workload and its speed.
+type Case = (Arc<Workload>, f64);
+
+fn compare(policies: &[String], cases: &[Case], bench: &Bench, say: &dyn Fn(&str)) -> anyhow::Result<()> {
+    let summaries = jobs::run(&bench.contenders(policies)?, cases, bench)?;
+    for ((workload, rate), of) in cases.iter().zip(&summaries) {
+        let Some(first) = of.first() else { continue };
+        say(&format!(
+            "{} at speed {rate}: {} requests, {} x {}, hits at most {:.1} %, good is TTFT {} ms and TPOT {} ms",
+            workload.name,
+            first.offered,
+            bench.endpoints,
+            bench.engine,
+            first.ceiling * 100.0,
+            bench.slo_ttft_ms,
+            bench.slo_tpot_ms
+        ));
+        say(table(of).trim_end());
+        say("");
+    }
+    bench.write(&summaries.concat())
+}
+
+/// Goodput over the arrival rate.
+fn picture(name: &str, speeds: &[f64], summaries: &[Vec<Summary>]) -> String {
+    let policies = summaries.first().map_or(0, Vec::len);
+    let curve = |at: usize| {
+        let of = || summaries.iter().filter_map(|of| of.get(at));
+        Curve {
+            name: of().next().map_or(String::new(), |summary| summary.policy.clone()),
+            points: speeds.iter().copied().zip(of().map(|summary| summary.good * 100.0)).collect(),
+        }
+    };
+    let all: Vec<Curve> = (0..policies).map(curve).collect();
+    curves(&format!("Goodput, {name}"), "speed", "% of requests within the SLO", &all)
+}
+
+impl Bench {
+    fn case(&self) -> anyhow::Result<Case> {
+        Ok((Arc::new(self.read(&self.trace, self.requests)?), self.speed))
+    }
+
+    fn read(&self, name: &str, requests: usize) -> anyhow::Result<Workload> {
+        ensure!(self.speed > 0.0 && self.speed.is_finite(), "--speed: expected a number above 0");
+        load::read(name, requests, GENERATED, self.seed, self.spec()?.block_tokens)
+    }
+
+    fn spec(&self) -> anyhow::Result<Arc<Spec>> {
+        let mut all = match &self.engines {
+            Some(file) => {
+                let text = std::fs::read(file).with_context(|| file.display().to_string())?;
+                read_specs(&text).with_context(|| file.display().to_string())?
+            }
+            None => specs()?,
+        };
+        let known = all.keys().cloned().collect::<Vec<_>>().join(", ");
+        let spec = all.remove(&self.engine);
+        spec.map(Arc::new).with_context(|| format!("--engine {}: expected one of {known}", self.engine))
+    }
+
+    fn routing(&self) -> anyhow::Result<Routing> {
+        let mut routing: Routing = match &self.routing {
+            Some(given) => weir::invalid::read_value(json_or_file(given)?).context("--routing")?,
+            None => Routing::default(),
+        };
+        routing.proxies = self.proxies.unwrap_or(routing.proxies);
+        routing.report_ms = self.report_ms.unwrap_or(routing.report_ms);
+        routing.lost = self.lost.unwrap_or(routing.lost);
+        routing.share = match self.share {
+            Some(Sharing::Nothing) => Share::Nothing,
+            Some(Sharing::Bookings) => Share::Bookings,
+            Some(Sharing::Book) => Share::Book,
+            None => routing.share,
+        };
+        routing.check().context("routing")?;
+        Ok(routing)
+    }
+
+    /// The policies named, or all.
+    fn contenders(&self, policies: &[String]) -> anyhow::Result<Vec<Contender>> {
+        let routing = self.routing()?;
+        let all = contenders(&routing);
+        if policies.is_empty() {
+            return Ok(all);
+        }
+        let contender = |given: &String| {
+            if let Some(known) = all.iter().find(|contender| contender.name == *given) {
+                return Ok(known.clone());
+            }
+            let (label, policy) = match given.split_once('=') {
+                Some((label, policy)) if !label.contains('{') => (label, policy),
+                _ => (given.as_str(), given.as_str()),
+            };
+            let policy = match policy.starts_with('{') {
+                true => json_or_file(policy)?,
+                false => Value::String(policy.to_owned()),
+            };
+            weir::policy::Policy::read(&policy).with_context(|| format!("--policy {given}"))?;
+            Ok(Contender::new(label, policy, routing.clone()))
+        };
+        policies.iter().map(contender).collect()
+    }
+
+    fn setup(&self, contender: &Contender, rate: f64) -> anyhow::Result<Setup> {
+        ensure!(self.endpoints > 0, "--endpoints 0: expected 1 or more");
+        let mut setup = Setup::new(&self.spec()?, self.endpoints, contender.routing.clone());
+        setup.seed = self.seed;
+        setup.rate = rate;
+        for (endpoint, speed) in setup.endpoints.iter_mut().zip(&self.engine_speeds) {
+            ensure!(*speed > 0.0 && speed.is_finite(), "--engine-speeds {speed}: expected numbers above 0");
+            endpoint.speed = *speed;
+        }
+        let changes = [(&self.kill, false), (&self.start, true)];
+        for (endpoint, second, alive) in changes
+            .iter()
+            .flat_map(|(list, alive)| list.iter().map(|(place, second)| (*place, *second, *alive)))
+        {
+            ensure!(endpoint < self.endpoints, "endpoint {endpoint}: there are {}", self.endpoints);
+            setup.changes.push(Change { at: (second * 1e9) as u64, endpoint, alive });
+        }
+        Ok(setup)
+    }
+
+    fn slo(&self) -> Slo {
+        Slo { ttft_ms: self.slo_ttft_ms, tpot_ms: self.slo_tpot_ms }
+    }
+
+    fn write(&self, summaries: &[Summary]) -> anyhow::Result<()> {
+        if let Some(file) = &self.csv {
+            write(file, &csv(summaries))?;
+        }
+        if let Some(file) = &self.json {
+            write(file, &(serde_json::to_string_pretty(summaries)? + "\n"))?;
+        }
+        Ok(())
+    }
+}
+
+fn write(file: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(file, text).with_context(|| format!("{}: cannot be written", file.display()))
+}
+
+fn json_or_file(given: &str) -> anyhow::Result<Value> {
+    let text = match given.trim_start().starts_with('{') {
+        true => given.as_bytes().to_vec(),
+        false => crate::document::bytes_of(Path::new(given)).with_context(|| given.to_owned())?,
+    };
+    Ok(crate::document::read_one(&text).with_context(|| given.to_owned())?)
+}
+
+/// `3@20.5`: a place and a second.
+fn moment(given: &str) -> anyhow::Result<(usize, f64)> {
+    let Some((place, second)) = given.split_once('@') else { bail!("expected PLACE@SECOND, as 3@20.5") };
+    let second: f64 = second.parse()?;
+    ensure!((0.0..1e9).contains(&second), "the second is from 0 to 1e9");
+    Ok((place.parse()?, second))
+}
