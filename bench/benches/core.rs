@@ -81,7 +81,13 @@ fn pool(endpoints: usize, policy: &str) -> (Pool, Vec<Vec<u64>>) {
 
 fn choices(c: &mut Criterion) {
     let mut group = c.benchmark_group("pool");
-    let demand = Demand { prompt_tokens: 4096, prompt_units: 256, output_tokens: 256, stream: true };
+    let demand = Demand {
+        prompt_tokens: 4096,
+        prompt_units: 256,
+        output_tokens: 256,
+        stream: true,
+        ..Demand::default()
+    };
     for policy in ["least_prefill", "p2c", "round_robin"] {
         for endpoints in [8, 64, 1_000] {
             let (mut pool, prompts) = pool(endpoints, policy);

@@ -9,7 +9,9 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use weir::wire::{self, Blocks, Event, Reserve, Reserved};
+use weir::policy::Demand;
+use weir::pool::Ask;
+use weir::wire::{self, Event, Reserve, Reserved};
 use weir_scorer::scorer::{Config, Scorer, Watch, serve};
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -49,17 +51,9 @@ impl Running {
     }
 
     async fn reserve(&self, lease: u64, prompt_tokens: u32, blocks: &[u64], events: Vec<Event>) -> Reserved {
-        let (pool, blocks) = ("a".to_owned(), Blocks(blocks.to_vec()));
-        let ask = Reserve {
-            pool,
-            lease,
-            prompt_tokens,
-            prompt_units: blocks.0.len() as u32,
-            output_tokens: 0,
-            stream: true,
-            blocks,
-            events,
-        };
+        let prompt_units = blocks.len() as u32;
+        let demand = Demand { prompt_tokens, prompt_units, stream: true, ..Demand::default() };
+        let ask = Reserve { events, ..Reserve::of("a", lease, &Ask { blocks, demand }) };
         let response = self.post(wire::RESERVE_PATH, serde_json::to_string(&ask).unwrap()).await;
         assert_eq!(response.headers()[wire::SCORER], "1");
         assert_eq!(response.status(), StatusCode::OK);

@@ -12,21 +12,25 @@ mod index;
 mod pace;
 mod pools;
 mod seeded;
+mod signals;
 
 pub use index::Index;
 pub use pools::{Pools, Spec};
+pub use signals::{Adapters, Report};
 
 use pace::Pace;
+use signals::Heard;
 
 use crate::block;
 use crate::instant::Instant;
 use crate::invalid::Invalid;
-use crate::policy::{Candidate, Demand, Policy};
+use crate::policy::{Attributes, Candidate, Demand, Known, News, Policy, Round, SlowStart};
 use crate::random::Random;
-use serde::{Deserialize, Serialize};
+use crate::wire;
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 use std::borrow::Cow;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::num::{NonZeroU32, NonZeroU64};
 use std::time::Duration;
 
@@ -34,7 +38,9 @@ use std::time::Duration;
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The policy: a name, or a name with parameters. See [`crate::policy`].
+    /// The policy: a name, a name with parameters, or llm-d's `EndpointPickerConfig`. See [`crate::policy`]. Written
+    /// again, it has all defaults filled in.
+    #[serde(serialize_with = "effective")]
     pub policy: Value,
     /// Milliseconds after which a lease of which nothing more was heard ends by itself; a first token starts
     /// them anew. Longer than any answer takes.
@@ -48,6 +54,19 @@ pub struct Config {
     /// Prompt tokens that an endpoint computes per second, until streams have shown it. Only for requests that are
     /// not streamed, whose first token nobody sees.
     pub prefill_tokens_per_s: NonZeroU32,
+    /// Milliseconds over which an endpoint that has joined takes its full part: at first a tenth of the requests may go
+    /// there, whatever the policy. 0 turns this off. Endpoints that were there from the start are not held back.
+    pub slow_start_ms: u64,
+    /// Milliseconds after which what an engine said of itself is forgotten: its endpoint is judged by what was sent there.
+    pub stale_ms: NonZeroU64,
+}
+
+/// The policy with its defaults filled in; one that is wrong stays as it is.
+fn effective<S: Serializer>(policy: &Value, serializer: S) -> Result<S::Ok, S::Error> {
+    match Policy::read(policy) {
+        Ok(read) => read.effective().serialize(serializer),
+        Err(_) => policy.serialize(serializer),
+    }
 }
 
 impl Default for Config {
@@ -57,6 +76,7 @@ impl Default for Config {
         const SIXTEEN: NonZeroU32 = NonZeroU32::new(16).unwrap();
         const THREE: NonZeroU32 = NonZeroU32::new(3).unwrap();
         const PACE: NonZeroU32 = NonZeroU32::new(5_000).unwrap();
+        const STALE: NonZeroU64 = NonZeroU64::new(10_000).unwrap();
         let policy = Value::String("least_prefill".into());
         Self {
             prefill_tokens_per_s: PACE,
@@ -65,6 +85,8 @@ impl Default for Config {
             index_tokens: TOKENS,
             block_tokens: SIXTEEN,
             attempts: THREE,
+            slow_start_ms: 30_000,
+            stale_ms: STALE,
         }
     }
 }
@@ -111,6 +133,12 @@ pub struct Pool {
     index_units: usize,
     block_tokens: u32,
     attempts: usize,
+    slow_start: SlowStart,
+    stale: Duration,
+    /// What the configuration says of endpoints, by their addresses.
+    attributes: BTreeMap<String, Attributes>,
+    /// No endpoint has joined yet: those that are here were here from the start.
+    is_first: bool,
     candidates: Vec<Candidate>,
 }
 
@@ -120,9 +148,24 @@ struct Endpoint {
     address: String,
     /// Told apart from an endpoint that had the same address before.
     incarnation: u64,
+    seed: u64,
     in_flight: u32,
     queued_tokens: u64,
+    /// Prompt tokens of all that is in flight.
+    held_tokens: u64,
     index: Index,
+    joined: Joined,
+    heard: Heard,
+}
+
+/// Since when an endpoint is one.
+#[derive(Clone, Copy, Debug)]
+enum Joined {
+    /// From the start.
+    First,
+    /// Since a choice that is still to come: nobody has told the time.
+    Now,
+    At(Instant),
 }
 
 /// What one request holds of one endpoint.
@@ -132,6 +175,11 @@ struct Lease {
     incarnation: u64,
     /// Uncached prompt tokens; zero from the first token on.
     queued_tokens: u32,
+    /// The same, from its booking to its end.
+    uncached_tokens: u32,
+    prompt_tokens: u32,
+    booked: Instant,
+    first_token: Option<Instant>,
     expires: Instant,
     /// When it was booked, and what was queued then, itself included: until its first token has come.
     queued: Option<(Instant, u64)>,
@@ -170,10 +218,33 @@ impl Pool {
                 / config.block_tokens.get() as usize,
             block_tokens: config.block_tokens.get(),
             attempts: config.attempts.get() as usize,
+            slow_start: SlowStart::over(config.slow_start_ms),
+            stale: Duration::from_millis(config.stale_ms.get()),
+            attributes: BTreeMap::new(),
+            is_first: true,
             candidates: Vec::new(),
         };
         pool.set_endpoints(endpoints)?;
+        pool.is_first = false;
         Ok(pool)
+    }
+
+    /// Takes what the configuration says of endpoints, by their addresses. It holds for those that join later too.
+    pub fn describe(&mut self, attributes: BTreeMap<String, Attributes>) {
+        self.attributes = attributes;
+        self.introduce();
+    }
+
+    /// Tells the policy who is there.
+    fn introduce(&mut self) {
+        let none = Attributes::default();
+        let attributes = &self.attributes;
+        let known = self.endpoints.iter().map(|Endpoint { address, incarnation, .. }| Known {
+            id: *incarnation,
+            address,
+            attributes: attributes.get(address).unwrap_or(&none),
+        });
+        self.policy.meet(&known.collect::<Vec<_>>());
     }
 
     /// Makes `endpoints` the endpoints of the pool. One that stays keeps its load and its prefixes; one that goes
@@ -194,9 +265,13 @@ impl Pool {
         let fresh = |address: &String, random: &mut Random| Endpoint {
             address: address.clone(),
             incarnation: random.next(),
+            seed: wire::name_hash(address),
             in_flight: 0,
             queued_tokens: 0,
+            held_tokens: 0,
             index: Index::new(self.index_units, random.next()),
+            joined: if self.is_first { Joined::First } else { Joined::Now },
+            heard: Heard::default(),
         };
         let random = &mut self.random;
         self.endpoints =
@@ -222,6 +297,7 @@ impl Pool {
             }
         });
         self.places = places;
+        self.introduce();
         Ok(())
     }
 
@@ -240,23 +316,58 @@ impl Pool {
         self.expire(now);
         let mut candidates = std::mem::take(&mut self.candidates);
         candidates.clear();
-        candidates.extend(self.endpoints.iter().map(|endpoint| Candidate {
+        for place in 0..self.endpoints.len() {
+            candidates.extend(self.candidate(place, ask, now));
+        }
+        self.hold_back(&mut candidates);
+        let Ask { blocks, demand } = ask;
+        let round = Round { demand, blocks, candidates: &candidates, now };
+        let order = self.policy.choose(&round, self.attempts, &mut self.random);
+        let chosen = order.first().and_then(|at| candidates.get(*at)).copied();
+        let address = |at: &usize| Some(self.endpoints.get(candidates.get(*at)?.place)?.address.clone());
+        let order: Vec<String> = order.iter().filter_map(address).collect();
+        self.candidates = candidates;
+        let candidate = chosen?;
+        self.book_at(id, candidate.place, ask, candidate.cached_tokens, now);
+        Some(Choice { order, candidate, policy: self.policy.name().to_owned().into() })
+    }
+
+    /// What is known of the endpoint at a place.
+    fn candidate(&mut self, place: usize, ask: &Ask<'_>, now: Instant) -> Option<Candidate> {
+        let stale = self.stale;
+        let endpoint = self.endpoints.get_mut(place)?;
+        if let Joined::Now = endpoint.joined {
+            endpoint.joined = Joined::At(now);
+        }
+        let age = match endpoint.joined {
+            Joined::At(since) => Some(now.since(since)),
+            Joined::First | Joined::Now => None,
+        };
+        let heard = endpoint.heard.fresh(now, stale);
+        Some(Candidate {
+            place,
+            seed: endpoint.seed,
             in_flight: endpoint.in_flight,
             queued_tokens: endpoint.queued_tokens,
+            held_tokens: endpoint.held_tokens,
             cached_tokens: cached(&endpoint.index, ask),
-        }));
-        let order = self.policy.choose(&ask.demand, &candidates, self.attempts, &mut self.random);
-        let choice = order.first().and_then(|&place| {
-            Some(Choice {
-                order: order.iter().filter_map(|&at| Some(self.endpoints.get(at)?.address.clone())).collect(),
-                candidate: *candidates.get(place)?,
-                policy: self.policy.name().into(),
-            })
-        });
-        self.candidates = candidates;
-        let cached_tokens = choice.as_ref()?.candidate.cached_tokens;
-        self.book_at(id, *order.first()?, ask, cached_tokens, now);
-        choice
+            age,
+            engine: heard.map(|heard| heard.signals).unwrap_or_default(),
+            unseen: heard.map_or(0, |heard| heard.unseen),
+            unseen_tokens: heard.map_or(0, |heard| heard.unseen_tokens),
+            adapter: heard.map(|heard| heard.adapter(ask.demand.adapter)).unwrap_or_default(),
+        })
+    }
+
+    /// Lets a new endpoint into as many choices as it is old, so that not everything goes there at once because it is
+    /// idle. If all are new, none is held back.
+    fn hold_back(&mut self, candidates: &mut Vec<Candidate>) {
+        let Self { slow_start, random, .. } = self;
+        let factor = |candidate: &Candidate| slow_start.factor(candidate.age);
+        let most = candidates.iter().map(factor).fold(0.0, f64::max);
+        if candidates.iter().any(|candidate| factor(candidate) < most) {
+            candidates.retain(|candidate| factor(candidate) >= most * random.unit());
+        }
     }
 
     /// Books a request that somebody else sent to `address`. Unknown addresses are let go.
@@ -275,8 +386,11 @@ impl Pool {
         // A lease that comes twice (a repeated message) is the same lease.
         self.release(id);
         let Some(endpoint) = self.endpoints.get_mut(place) else { return };
-        let queued_tokens = ask.demand.prompt_tokens.saturating_sub(cached_tokens);
+        let prompt_tokens = ask.demand.prompt_tokens;
+        let queued_tokens = prompt_tokens.saturating_sub(cached_tokens);
         endpoint.in_flight = endpoint.in_flight.saturating_add(1);
+        endpoint.held_tokens = endpoint.held_tokens.saturating_add(u64::from(prompt_tokens));
+        endpoint.heard.booked(id, queued_tokens, now);
         endpoint.queued_tokens = endpoint.queued_tokens.saturating_add(u64::from(queued_tokens));
         endpoint.index.insert(ask.blocks);
         let ahead = endpoint.queued_tokens;
@@ -287,8 +401,21 @@ impl Pool {
         let incarnation = endpoint.incarnation;
         self.leases.insert(
             id,
-            Lease { place, incarnation, queued_tokens, expires, queued: Some((now, ahead)), unseen },
+            Lease {
+                place,
+                incarnation,
+                queued_tokens,
+                uncached_tokens: queued_tokens,
+                prompt_tokens,
+                booked: now,
+                first_token: None,
+                expires,
+                queued: Some((now, ahead)),
+                unseen,
+            },
         );
+        let news = News::Booked { place, demand: ask.demand, uncached_tokens: queued_tokens };
+        self.policy.learn(&news, now);
     }
 
     /// The first token of lease `id` has come: its prompt is computed. `served` is the endpoint that it came from.
@@ -298,24 +425,65 @@ impl Pool {
     pub fn first_token(&mut self, id: LeaseId, served: Option<&str>, now: Instant) {
         self.computed(id);
         let Some(lease) = self.leases.get_mut(&id) else { return };
+        lease.first_token = lease.first_token.or(Some(now));
+        let server = served.and_then(|address| self.places.get(address)).copied().unwrap_or(lease.place);
         if let Some((booked, tokens)) = lease.queued.take().filter(|_| lease.unseen.is_none()) {
             self.pace.learn(tokens, now.since(booked));
+            // Of another than the chosen one it is not known what it had to compute, nor since when.
+            if server == lease.place {
+                let (place, uncached_tokens) = (lease.place, lease.uncached_tokens);
+                let after = now.since(booked);
+                let news = News::FirstToken { place, after, uncached_tokens, queued_tokens: tokens };
+                self.policy.learn(&news, now);
+            }
         }
         self.due.remove(&(lease.expires, id));
         lease.expires = now + self.lease;
         self.due.insert((lease.expires, id));
-        let moved =
-            served.and_then(|address| self.places.get(address)).filter(|place| **place != lease.place);
-        let Some(&place) = moved else { return };
+        if server == lease.place {
+            return;
+        }
+        let prompt_tokens = u64::from(lease.prompt_tokens);
         if let Some(failed) = self.endpoints.get_mut(lease.place) {
             failed.in_flight = failed.in_flight.saturating_sub(1);
+            failed.held_tokens = failed.held_tokens.saturating_sub(prompt_tokens);
+            failed.heard.ended(lease.uncached_tokens, lease.booked);
             failed.index = Index::new(self.index_units, self.random.next());
         }
-        if let Some(server) = self.endpoints.get_mut(place) {
-            server.in_flight = server.in_flight.saturating_add(1);
-            lease.place = place;
-            lease.incarnation = server.incarnation;
+        if let Some(endpoint) = self.endpoints.get_mut(server) {
+            endpoint.in_flight = endpoint.in_flight.saturating_add(1);
+            endpoint.held_tokens = endpoint.held_tokens.saturating_add(prompt_tokens);
+            endpoint.heard.booked(id, lease.uncached_tokens, lease.booked);
+            lease.place = server;
+            lease.incarnation = endpoint.incarnation;
         }
+    }
+
+    /// How the answer of lease `id` went: what it wrote, when that is known, and whether the endpoint failed. Said before
+    /// [`Pool::end`], which need not know.
+    pub fn answered(&mut self, id: LeaseId, output_tokens: Option<u32>, failed: bool, now: Instant) {
+        let Some(lease) = self.leases.get(&id) else { return };
+        let news = News::Ended {
+            place: lease.place,
+            after: now.since(lease.booked),
+            decoding: lease.first_token.map(|first| now.since(first)),
+            output_tokens,
+            failed,
+        };
+        self.policy.learn(&news, now);
+    }
+
+    /// What an endpoint says of itself. What it said before is forgotten, also where it says nothing now; and if it has
+    /// started anew since then, so is what it was believed to hold.
+    pub fn hear(&mut self, address: &str, report: &Report) {
+        let Some(&place) = self.places.get(address) else { return };
+        let Some(endpoint) = self.endpoints.get_mut(place) else { return };
+        let is_alive = |id: &LeaseId| self.leases.get(id).is_some_and(|lease| lease.place == place);
+        if endpoint.heard.hear(report, is_alive) {
+            endpoint.index = Index::new(self.index_units, self.random.next());
+        }
+        let signals = crate::policy::Signals { at: Some(report.at), ..report.signals };
+        self.policy.learn(&News::Reported { place, signals }, report.at);
     }
 
     /// The prompt of lease `id` waits no longer.
@@ -348,6 +516,8 @@ impl Pool {
         self.due.remove(&(lease.expires, id));
         if let Some(endpoint) = self.endpoints.get_mut(lease.place) {
             endpoint.in_flight = endpoint.in_flight.saturating_sub(1);
+            endpoint.held_tokens = endpoint.held_tokens.saturating_sub(u64::from(lease.prompt_tokens));
+            endpoint.heard.ended(lease.uncached_tokens, lease.booked);
         }
         true
     }

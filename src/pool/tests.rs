@@ -21,8 +21,13 @@ fn blocks(of: u64, n: usize) -> Vec<u64> {
 
 fn ask(blocks: &[u64]) -> Ask<'_> {
     let prompt_units = block::units(blocks.len()) as u32;
-    let demand =
-        Demand { prompt_tokens: prompt_units * 16 + 5, prompt_units, output_tokens: 64, stream: true };
+    let demand = Demand {
+        prompt_tokens: prompt_units * 16 + 5,
+        prompt_units,
+        output_tokens: 64,
+        stream: true,
+        ..Demand::default()
+    };
     Ask { blocks, demand }
 }
 
@@ -241,6 +246,7 @@ fn pools_are_told_apart_by_name_and_model() {
         models: vec![model.into()],
         endpoints: vec![endpoint.into()],
         choose: None,
+        attributes: BTreeMap::new(),
     };
     let make =
         |specs: &[Spec]| Pools::new(specs, &Config::default(), 1).map_err(|invalid| invalid.to_string());

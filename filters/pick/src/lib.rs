@@ -153,6 +153,7 @@ impl Filter for Pick {
             in_flight: reserved.in_flight,
             queued_tokens: reserved.queued_tokens,
             cached_tokens: reserved.cached_tokens,
+            ..Candidate::default()
         };
         let choice =
             Choice { order: reserved.endpoints, candidate, policy: wire::one_word(&reserved.policy).into() };
@@ -249,16 +250,7 @@ impl Pick {
     fn ask(&mut self, host: &dyn Host, asking: &mut Asking) -> bool {
         let Some(scorer) = &mut self.scorer else { return false };
         let Some((name, _)) = self.pools.get(asking.lease.pool) else { return false };
-        let request = Reserve {
-            pool: name.to_owned(),
-            lease: asking.lease.id,
-            prompt_tokens: asking.facts.prompt_tokens,
-            prompt_units: asking.facts.prompt_units,
-            output_tokens: asking.facts.max_output_tokens.unwrap_or(0),
-            stream: asking.facts.stream,
-            blocks: wire::Blocks(asking.blocks.clone()),
-            events: Vec::new(),
-        };
+        let request = Reserve::of(name, asking.lease.id, &asking.facts.ask(&asking.blocks));
         let Some(told) = scorer.ask(host, request) else { return false };
         asking.lease.asked = true;
         asking.told = told;

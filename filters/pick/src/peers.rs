@@ -67,6 +67,10 @@ impl Message {
                 bytes.extend(demand.prompt_units.to_le_bytes());
                 bytes.extend(demand.output_tokens.to_le_bytes());
                 bytes.push(u8::from(demand.stream));
+                for hash in [demand.session, demand.tenant, demand.adapter] {
+                    bytes.push(u8::from(hash.is_some()));
+                    bytes.extend(hash.iter().flat_map(|hash| hash.to_le_bytes()));
+                }
                 text(&mut bytes, endpoint);
                 bytes.extend(wire::block_bytes(blocks));
             }
@@ -104,6 +108,10 @@ impl Message {
                     prompt_units: u32::from_le_bytes(rest.take()?),
                     output_tokens: u32::from_le_bytes(rest.take()?),
                     stream: rest.take()? == [1],
+                    session: rest.hash()?,
+                    tenant: rest.hash()?,
+                    adapter: rest.hash()?,
+                    ..Demand::default()
                 },
                 endpoint: rest.text()?,
                 blocks: wire::blocks(rest.0),
@@ -135,6 +143,10 @@ impl Rest<'_> {
         let (taken, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
         Some(*taken)
+    }
+
+    fn hash(&mut self) -> Option<Option<u64>> {
+        Some(if self.take()? == [0] { None } else { Some(u64::from_le_bytes(self.take()?)) })
     }
 
     fn text(&mut self) -> Option<String> {
@@ -269,7 +281,15 @@ mod tests {
                 pool: 3,
                 lease: 9,
                 endpoint: endpoint.clone(),
-                demand: Demand { prompt_tokens: 7, prompt_units: 1, output_tokens: 8, stream: true },
+                demand: Demand {
+                    prompt_tokens: 7,
+                    prompt_units: 1,
+                    output_tokens: 8,
+                    stream: true,
+                    session: Some(0),
+                    adapter: Some(u64::MAX),
+                    ..Demand::default()
+                },
                 blocks,
             },
             Message::FirstToken { pool: 3, lease: u64::MAX, served: endpoint },

@@ -8,8 +8,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir::instant::Instant;
-use weir::policy::Demand;
-use weir::pool::{Ask, Load, Pools};
+use weir::pool::{Load, Pools};
 use weir::wire::{Event, Reserve, Reserved};
 
 /// A running scorer.
@@ -54,11 +53,8 @@ impl Scorer {
         let place = pools.of_name(&ask.pool).ok_or_else(|| Refused::UnknownPool(ask.pool.clone()))?;
         let (name, pool) = pools.get(place).ok_or_else(|| Refused::UnknownPool(ask.pool.clone()))?;
         self.metrics.expired(name, pool.expire(now));
-        let Reserve { prompt_tokens, prompt_units, output_tokens, stream, .. } = *ask;
-        let demand = Demand { prompt_tokens, prompt_units, output_tokens, stream };
-        let choice = pool
-            .reserve(ask.lease, &Ask { blocks: &ask.blocks.0, demand }, now)
-            .ok_or_else(|| Refused::NoEndpoint(ask.pool.clone()))?;
+        let choice =
+            pool.reserve(ask.lease, &ask.ask(), now).ok_or_else(|| Refused::NoEndpoint(ask.pool.clone()))?;
         self.metrics.reserved(name);
         Ok(Reserved {
             endpoints: choice.order,
@@ -137,21 +133,13 @@ fn note(pools: &mut Pools, events: &[Event], now: Instant) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weir::wire::Blocks;
+    use weir::policy::Demand;
+    use weir::pool::Ask;
 
     fn reserve(pool: &str) -> Reserve {
         let events = vec![Event::End { pool: "a".into(), lease: 1 }];
-        let (pool, blocks) = (pool.to_owned(), Blocks::default());
-        Reserve {
-            pool,
-            lease: 2,
-            prompt_tokens: 10,
-            prompt_units: 1,
-            output_tokens: 0,
-            stream: true,
-            blocks,
-            events,
-        }
+        let demand = Demand { prompt_tokens: 10, prompt_units: 1, stream: true, ..Demand::default() };
+        Reserve { events, ..Reserve::of(pool, 2, &Ask { blocks: &[], demand }) }
     }
 
     #[test]
