@@ -8,9 +8,10 @@ use std::collections::HashMap;
 use std::time::Duration;
 use weir::instant::Instant;
 use weir::invalid::Invalid;
-use weir::policy::Demand;
-use weir::pool::{Ask, Config, Pool};
+use weir::policy::{Demand, Signals};
+use weir::pool::{Adapters, Ask, Config, Pool, Report};
 
+use crate::engine::{Engine, Gauges};
 use crate::workload::{Draw, Request, UNIT_TOKENS, Workload};
 
 /// What proxies tell each other.
@@ -40,6 +41,13 @@ pub struct Routing {
     pub report_ms: f64,
     /// The share of reports that are lost, 0 to 1.
     pub lost: f64,
+    /// Milliseconds between two looks at an engine's metrics; 0 is never.
+    pub metrics_ms: f64,
+    /// Whether each router looks at each engine at a time of its own, or all at the same moment.
+    pub apart: bool,
+    /// Whether what was sent since the last look is added to what an engine said. The product always does; without it
+    /// every router believes an old picture.
+    pub corrected: bool,
     /// Endpoints that a request is tried on before it fails.
     pub attempts: u32,
     /// How each pool counts and chooses.
@@ -50,7 +58,18 @@ impl Default for Routing {
     fn default() -> Self {
         let choose = Config::default();
         let attempts = choose.attempts.get();
-        Self { proxies: 1, share: Share::Book, decide_ms: 0.5, report_ms: 1.0, lost: 0.0, attempts, choose }
+        Self {
+            proxies: 1,
+            share: Share::Book,
+            decide_ms: 0.5,
+            report_ms: 1.0,
+            lost: 0.0,
+            metrics_ms: 1_000.0,
+            apart: true,
+            corrected: true,
+            attempts,
+            choose,
+        }
     }
 }
 
@@ -67,7 +86,9 @@ impl Routing {
         if !(0.0..=1.0).contains(&self.lost) {
             return refuse("lost", format!("{}: expected 0 to 1", self.lost));
         }
-        for (at, ms) in [("decide_ms", self.decide_ms), ("report_ms", self.report_ms)] {
+        let times =
+            [("decide_ms", self.decide_ms), ("report_ms", self.report_ms), ("metrics_ms", self.metrics_ms)];
+        for (at, ms) in times {
             if !(0.0..=3.6e6).contains(&ms) {
                 return refuse(at, format!("{ms}: expected 0 to 3,600,000"));
             }
@@ -89,7 +110,10 @@ pub enum News {
     /// Its first token came from this endpoint.
     First(usize),
     /// It is over.
-    End,
+    End {
+        /// Its endpoint failed.
+        failed: bool,
+    },
 }
 
 /// News for one of the pools, so many nanoseconds later.
@@ -114,6 +138,8 @@ pub struct Routers<'a> {
     addresses: Vec<String>,
     places: HashMap<String, usize>,
     draw: Draw,
+    /// The last picture that each pool has of each engine.
+    pictures: Vec<Vec<Option<Report>>>,
 }
 
 impl<'a> Routers<'a> {
@@ -131,12 +157,13 @@ impl<'a> Routers<'a> {
         let known: Vec<String> = (0..count).filter(|n| alive(*n)).map(|n| addresses[n].clone()).collect();
         let mut draw = Draw::new(seed, 3);
         let pools = if routing.share == Share::Book { 1 } else { routing.proxies };
-        let pools = (0..pools)
+        let pools: Vec<Pool> = (0..pools)
             .map(|_| Pool::new(&routing.choose, &known, draw.0.next()))
             .collect::<Result<_, _>>()
             .map_err(|invalid| invalid.within("choose"))?;
         let places = addresses.iter().cloned().zip(0..).collect();
-        Ok(Self { routing, workload, pools, addresses, places, draw })
+        let pictures = vec![vec![None; count]; pools.len()];
+        Ok(Self { routing, workload, pools, addresses, places, draw, pictures })
     }
 
     /// The proxy that a request enters by.
@@ -149,8 +176,9 @@ impl<'a> Routers<'a> {
     }
 
     fn ask(workload: &Workload, request: u32) -> Ask<'_> {
-        let Request { output, .. } = workload.requests[request as usize];
-        let prompt_tokens = workload.requests[request as usize].prompt_tokens();
+        let request_of = &workload.requests[request as usize];
+        let Request { output, tenant, session, adapter, .. } = *request_of;
+        let prompt_tokens = request_of.prompt_tokens();
         Ask {
             blocks: &workload.router_chains[request as usize],
             demand: Demand {
@@ -159,6 +187,10 @@ impl<'a> Routers<'a> {
                 // What a client states as its bound: most state more than they get.
                 output_tokens: output.next_power_of_two().max(256),
                 stream: true,
+                session: Some(session),
+                tenant: Some(u64::from(tenant)),
+                adapter: adapter.map(adapter_hash),
+                ..Demand::default()
             },
         }
     }
@@ -166,6 +198,15 @@ impl<'a> Routers<'a> {
     /// Chooses and books; the endpoints to try in order, none when there is none. Others hear of it by `letters`.
     pub fn choose(&mut self, proxy: u32, request: u32, now: u64, letters: &mut Vec<Letter>) -> Vec<usize> {
         let at = self.pool_of(proxy);
+        if !self.routing.corrected {
+            // A picture taken as if it were of now: nothing has been sent since.
+            for (address, picture) in self.addresses.iter().zip(&mut self.pictures[at]) {
+                if let Some(picture) = picture {
+                    picture.at = Instant::from_nanos(now);
+                    self.pools[at].hear(address, picture);
+                }
+            }
+        }
         let ask = Self::ask(self.workload, request);
         let choice = self.pools[at].reserve(u64::from(request), &ask, Instant::from_nanos(now));
         let order: Vec<usize> = choice
@@ -212,8 +253,52 @@ impl<'a> Routers<'a> {
                 pool.book(lease, &self.addresses[place], &Self::ask(self.workload, letter.request), now);
             }
             News::First(place) => pool.first_token(lease, Some(&self.addresses[place]), now),
-            News::End => drop(pool.end(lease)),
+            News::End { failed } => {
+                let output = self.workload.requests[letter.request as usize].output;
+                pool.answered(lease, (!failed).then_some(output), failed, now);
+                pool.end(lease);
+            }
         }
+    }
+
+    /// When each pool looks at each engine for the first time: pool, endpoint, nanoseconds.
+    pub fn looks(&mut self) -> Vec<(usize, usize, u64)> {
+        let every = nanos(self.routing.metrics_ms);
+        if every == 0 {
+            return Vec::new();
+        }
+        let all = (0..self.pools.len()).flat_map(|pool| (0..self.addresses.len()).map(move |at| (pool, at)));
+        let phase = |draw: &mut Draw| draw.0.below(every as usize) as u64;
+        let apart = self.routing.apart;
+        all.map(|(pool, at)| (pool, at, if apart { phase(&mut self.draw) } else { 0 })).collect()
+    }
+
+    /// A pool looks at the metrics of an engine, if that answers; returns when it does so next.
+    pub fn look(&mut self, pool: usize, endpoint: usize, engine: Option<&Engine>, now: u64) -> u64 {
+        let next = now + nanos(self.routing.metrics_ms).max(1);
+        let Some(engine) = engine else { return next };
+        let Gauges { waiting, running, kv_usage, kv_tokens, computed } = engine.gauges();
+        let (resident, wanted, most) = engine.adapters();
+        let hashes = |adapters: Vec<u32>| adapters.into_iter().map(adapter_hash).collect();
+        let report = Report {
+            at: Instant::from_nanos(now),
+            signals: Signals {
+                waiting: Some(waiting),
+                running: Some(running),
+                kv_usage: Some(kv_usage),
+                kv_tokens: Some(kv_tokens),
+                ..Signals::default()
+            },
+            adapters: Some(Adapters {
+                resident: hashes(resident),
+                waiting: hashes(wanted),
+                most: Some(most as usize),
+            }),
+            totals: vec![computed as f64],
+        };
+        self.pools[pool].hear(&self.addresses[endpoint], &report);
+        self.pictures[pool][endpoint] = Some(report);
+        next
     }
 
     /// All routers learn which endpoints there are.
@@ -234,6 +319,11 @@ impl<'a> Routers<'a> {
             })
             .sum()
     }
+}
+
+/// The hash of an adapter's name.
+fn adapter_hash(adapter: u32) -> u64 {
+    weir::wire::name_hash(&format!("adapter-{adapter}"))
 }
 
 fn nanos(ms: f64) -> u64 {

@@ -118,6 +118,7 @@ enum Event {
     Hear(Letter),
     Change(Change),
     Meet,
+    Look { pool: usize, endpoint: usize },
     Sample,
 }
 
@@ -205,6 +206,9 @@ impl World<'_> {
         for change in &self.setup.changes {
             self.at(change.at, Event::Change(*change));
         }
+        for (pool, endpoint, time) in self.routers.looks() {
+            self.at(time, Event::Look { pool, endpoint });
+        }
         self.at(0, Event::Sample);
     }
 
@@ -241,6 +245,7 @@ impl World<'_> {
                 Event::Hear(letter) => self.routers.hear(&letter, time),
                 Event::Change(change) => self.change(&change),
                 Event::Meet => self.routers.meet(|n| self.alive[n])?,
+                Event::Look { pool, endpoint } => self.look(pool, endpoint),
                 Event::Sample => self.sample(),
             }
             self.post();
@@ -331,7 +336,7 @@ impl World<'_> {
         record.how = how;
         self.over += 1;
         let proxy = self.ways[id as usize].proxy;
-        self.routers.report(proxy, id, News::End, &mut self.letters);
+        self.routers.report(proxy, id, News::End { failed: how == End::Broken }, &mut self.letters);
         for follower in std::mem::take(&mut self.followers[id as usize]) {
             let way = &mut self.ways[follower as usize];
             way.open -= 1;
@@ -354,6 +359,19 @@ impl World<'_> {
             }
         }
         self.at(self.now + self.setup.notice, Event::Meet);
+    }
+
+    /// A dead engine does not answer.
+    fn look(&mut self, pool: usize, endpoint: usize) {
+        let next = self.routers.look(
+            pool,
+            endpoint,
+            self.alive[endpoint].then_some(&self.engines[endpoint]),
+            self.now,
+        );
+        if self.over < self.records.len() {
+            self.at(next, Event::Look { pool, endpoint });
+        }
     }
 
     fn sample(&mut self) {

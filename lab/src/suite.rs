@@ -20,12 +20,23 @@ impl Contender {
     }
 }
 
-/// The contenders that come with the lab.
+/// The contenders that come with the lab: every policy for engines, peers with the parameters that they ship with.
 pub fn contenders(routing: &Routing) -> Vec<Contender> {
     let rows: Vec<(&str, Value)> = vec![
         ("round_robin", json!("round_robin")),
+        ("random", json!("random")),
         ("p2c", json!("p2c")),
         ("least_requests", json!("least_requests")),
+        ("least_kv", json!("least_kv")),
+        ("least_load", json!("least_load")),
+        ("peak_ewma", json!("peak_ewma")),
+        ("consistent_hash", json!("consistent_hash")),
+        ("prefix_hash", json!("prefix_hash")),
+        ("sglang", json!({"cache_aware": {"defaults": "gateway"}})),
+        ("sglang-library", json!({"cache_aware": {"defaults": "library"}})),
+        ("dynamo", json!("dynamo")),
+        ("dynamo-scale-4", json!({"dynamo": {"prefill_load_scale": 4}})),
+        ("lmetric", json!("lmetric")),
         ("least_prefill", json!("least_prefill")),
     ];
     rows.into_iter().map(|(name, policy)| Contender::new(name, policy, routing.clone())).collect()
@@ -36,24 +47,32 @@ pub fn contenders(routing: &Routing) -> Vec<Contender> {
 pub struct Case {
     /// The trace or the kind of generated traffic.
     pub workload: &'static str,
+    /// The engine.
+    pub engine: &'static str,
     /// How much quicker than written.
     pub rate: f64,
     /// Requests of it that are run; 0 is all.
     pub requests: usize,
 }
 
-/// The suite: high and low sharing, near the knee of eight `a100-llama3-8b`.
+/// The suite: high and low sharing, on eight endpoints, near the knee where choosing matters and beyond which nothing helps.
 pub const SUITE: &[Case] = &[
-    Case { workload: "conversation", rate: 1.0, requests: 6_000 },
-    Case { workload: "synthetic", rate: 1.4, requests: 0 },
-    Case { workload: "azure-code", rate: 4.0, requests: 0 },
-    Case { workload: "azure-conv", rate: 6.0, requests: 0 },
-    Case { workload: "chat", rate: 1.0, requests: 8_000 },
-    Case { workload: "shared-prefix", rate: 1.0, requests: 5_000 },
-    Case { workload: "hot-prefix", rate: 1.0, requests: 8_000 },
-    Case { workload: "agents", rate: 1.0, requests: 6_000 },
-    Case { workload: "lora", rate: 1.0, requests: 6_000 },
-    Case { workload: "tenants", rate: 1.0, requests: 6_000 },
-    Case { workload: "bursts", rate: 1.0, requests: 6_000 },
-    Case { workload: "lengths", rate: 1.0, requests: 6_000 },
+    case("conversation", "h100-llama3-8b", 2.0, 0),
+    case("conversation", "a100-llama3-8b", 0.7, 0),
+    case("synthetic", "h100-llama3-8b", 2.2, 0),
+    case("synthetic", "a100-llama3-8b", 0.6, 0),
+    case("azure-code", "h100-llama3-8b", 6.0, 0),
+    case("azure-conv", "h100-llama3-8b", 18.0, 0),
+    case("chat", "a100-llama3-8b", 2.0, 15_000),
+    case("shared-prefix", "a100-llama3-8b", 0.6, 5_000),
+    case("hot-prefix", "a100-llama3-8b", 1.5, 8_000),
+    case("agents", "a100-llama3-8b", 1.4, 8_000),
+    case("lora", "h100-llama3-8b", 1.0, 8_000),
+    case("tenants", "h100-llama3-8b", 4.0, 10_000),
+    case("bursts", "h100-llama3-8b", 5.5, 10_000),
+    case("lengths", "h100-llama3-8b", 4.0, 10_000),
 ];
+
+const fn case(workload: &'static str, engine: &'static str, rate: f64, requests: usize) -> Case {
+    Case { workload, engine, rate, requests }
+}

@@ -59,6 +59,10 @@ pub struct Gauges {
     pub running: u32,
     /// Share of its KV memory that requests hold, 0 to 1.
     pub kv_usage: f64,
+    /// Tokens of its KV memory.
+    pub kv_tokens: u64,
+    /// Prompt tokens computed since it started.
+    pub computed: u64,
 }
 
 /// What an engine has done in all.
@@ -86,6 +90,8 @@ pub struct Engine {
     adapters: Vec<u32>,
     stepping: bool,
     done: Done,
+    /// What it had done when it started last: its counters begin there.
+    born: Done,
 }
 
 #[derive(Debug)]
@@ -125,6 +131,7 @@ impl Engine {
             adapters: Vec::new(),
             stepping: false,
             done: Done::default(),
+            born: Done::default(),
         }
     }
 
@@ -295,6 +302,7 @@ impl Engine {
         self.memory = Memory::new(self.spec.blocks());
         self.adapters.clear();
         self.stepping = false;
+        self.born = self.done;
         lost
     }
 
@@ -305,7 +313,15 @@ impl Engine {
             waiting: self.waiting.len() as u32,
             running: self.running.len() as u32,
             kv_usage: held as f64 / self.memory.len().max(1) as f64,
+            kv_tokens: self.spec.kv_tokens,
+            computed: self.done.prefill_tokens - self.born.prefill_tokens,
         }
+    }
+
+    /// Adapters that are loaded, those that requests wait for, and how many fit.
+    pub fn adapters(&self) -> (Vec<u32>, Vec<u32>, u32) {
+        let waiting = self.waiting.iter().filter_map(|sequence| sequence.job.adapter).collect();
+        (self.adapters.clone(), waiting, self.spec.adapters)
     }
 
     /// What it has done in all.

@@ -95,10 +95,12 @@ pub const WORKLOADS: &[Kind] = &[
 /// Writes `count` requests of a kind, or a few more to end a task; `None` for an unknown name.
 pub fn generate(name: &str, count: usize, seed: u64) -> Option<Vec<Request>> {
     let kind = WORKLOADS.iter().find(|kind| kind.name == name)?;
-    let mut writer = Writer { requests: Vec::new(), draw: Draw::new(seed, 2), at: 0, texts: 1 << 40 };
+    let mut writer =
+        Writer { requests: Vec::new(), draw: Draw::new(seed, 2), at: 0, task: 0, texts: 1 << 40 };
     let gap = kind.per_task / kind.rate;
     while writer.requests.len() < count {
         writer.at += (writer.draw.gamma(gap, kind.burst) * SECOND) as u64;
+        writer.task += 1;
         (kind.task)(&mut writer);
     }
     Some(in_order(writer.requests))
@@ -128,6 +130,7 @@ struct Writer {
     draw: Draw,
     /// When the task begins.
     at: u64,
+    task: u64,
     texts: u64,
 }
 
@@ -160,6 +163,7 @@ impl Writer {
             prompt,
             answer: answer.id,
             output: answer.tokens,
+            session: self.task,
             ..Request::default()
         });
         (place, answer)

@@ -45,6 +45,8 @@ pub struct Request {
     pub output: u32,
     /// Who asks.
     pub tenant: u32,
+    /// The conversation or task that it is part of.
+    pub session: u64,
     /// The adapter asked for.
     pub adapter: Option<u32>,
 }

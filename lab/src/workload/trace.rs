@@ -46,6 +46,7 @@ pub fn mooncake(text: &str, clumps: Clumps) -> Result<Vec<Request>, Invalid> {
             at: ((line.timestamp.max(0.0) + clumps.ms * draw.unit()) * MS) as u64,
             prompt: line.hash_ids.iter().map(piece).collect(),
             answer: own(number),
+            session: own(number),
             output: line.output_length.max(1),
             ..Request::default()
         });
@@ -68,6 +69,7 @@ pub fn azure(text: &str) -> Result<Vec<Request>, Invalid> {
             at: time,
             prompt: vec![Piece { id: own(number * 2 + 1), tokens: prompt.max(1) }],
             answer: own(number * 2),
+            session: own(number),
             output: output.max(1),
             ..Request::default()
         });

@@ -20,12 +20,12 @@ pub(super) fn run(
         .enumerate()
         .map(|(at, (case, contender))| (at, case, contender))
         .collect();
-    let all: usize = jobs.iter().map(|(_, (workload, _), _)| workload.requests.len()).sum();
+    let all: usize = jobs.iter().map(|(_, case, _)| case.workload.requests.len()).sum();
     let (next, over) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let done: Mutex<Vec<(usize, anyhow::Result<Summary>)>> = Mutex::default();
     let shown = std::io::stderr().is_terminal();
     let work = || {
-        while let Some((at, (workload, rate), contender)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+        while let Some((at, case, contender)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
             let mut told = 0;
             let mut watch = |so_far: usize| {
                 let sum = over.fetch_add(so_far - told, Ordering::Relaxed) + so_far - told;
@@ -35,12 +35,12 @@ pub(super) fn run(
                         write!(std::io::stderr(), "\r{:3} % of {} runs ", sum * 100 / all.max(1), jobs.len());
                 }
             };
-            let summary = bench.setup(contender, *rate).and_then(|setup| {
-                let outcome = run_one(&setup, workload, &mut watch)?;
-                Ok(Summary::new(&contender.name, workload, *rate, &bench.slo(), &outcome))
+            let summary = bench.setup(contender, case).and_then(|setup| {
+                let outcome = run_one(&setup, &case.workload, &mut watch)?;
+                Ok(Summary::new(&contender.name, &case.workload, case.rate, &bench.slo(), &outcome))
             });
             if !shown {
-                let _ = writeln!(std::io::stderr(), "{} on {}: done", contender.name, workload.name);
+                let _ = writeln!(std::io::stderr(), "{} on {}: done", contender.name, case.workload.name);
             }
             done.lock().unwrap_or_else(PoisonError::into_inner).push((*at, summary));
         }

@@ -78,8 +78,8 @@ pub struct Bench {
     #[arg(long, default_value_t = 8)]
     endpoints: usize,
     /// The engine, by its name in `--engines` or in the lab's own list.
-    #[arg(long, default_value = "h100-llama3-8b")]
-    engine: String,
+    #[arg(long)]
+    engine: Option<String>,
     /// A file of engines, as lab/engines.json.
     #[arg(long, value_name = "FILE")]
     engines: Option<PathBuf>,
@@ -101,6 +101,9 @@ pub struct Bench {
     /// What proxies tell each other.
     #[arg(long)]
     share: Option<Sharing>,
+    /// Milliseconds between two looks at an engine's metrics; 0 is never.
+    #[arg(long)]
+    metrics_ms: Option<f64>,
     /// Milliseconds until a report is heard.
     #[arg(long)]
     report_ms: Option<f64>,
@@ -135,6 +138,8 @@ pub enum Sharing {
     Book,
 }
 
+/// The engine, unless told otherwise.
+const DEFAULT_ENGINE: &str = "h100-llama3-8b";
 /// Generated requests, unless told otherwise.
 const GENERATED: usize = 8_000;
 
@@ -147,20 +152,21 @@ pub fn run(lab: Lab, say: &dyn Fn(&str)) -> anyhow::Result<()> {
             specs()?.iter().for_each(|(name, spec)| say(&format!("{name:<16} {}", spec.source)));
             Ok(())
         }
-        Lab::Run { policy, bench } => compare(&[policy], &[bench.case()?], &bench, say),
-        Lab::Compare { policies, suite: false, bench } => compare(&policies, &[bench.case()?], &bench, say),
+        Lab::Run { policy, bench } => compare(&[policy], &[bench.only()?], &bench, say),
+        Lab::Compare { policies, suite: false, bench } => compare(&policies, &[bench.only()?], &bench, say),
         Lab::Compare { policies, suite: true, bench } => {
-            let read = |case: &weir_lab::suite::Case| {
-                let workload = bench.read(case.workload, case.requests)?;
-                Ok((Arc::new(workload), case.rate * bench.speed))
+            let read = |of: &weir_lab::suite::Case| {
+                let spec = bench.spec(of.engine)?;
+                bench.case(of.workload, spec, of.rate * bench.speed, of.requests)
             };
             let cases = SUITE.iter().map(read).collect::<anyhow::Result<Vec<_>>>()?;
             compare(&policies, &cases, &bench, say)
         }
         Lab::Sweep { policies, speeds, svg, bench } => {
             ensure!(speeds.iter().all(|speed| *speed > 0.0), "--speeds: expected numbers above 0");
-            let (workload, _) = bench.case()?;
-            let cases: Vec<_> = speeds.iter().map(|speed| (workload.clone(), *speed)).collect();
+            let only = bench.only()?;
+            let workload = only.workload.clone();
+            let cases: Vec<Case> = speeds.iter().map(|speed| Case { rate: *speed, ..only.clone() }).collect();
             let summaries = jobs::run(&bench.contenders(&policies)?, &cases, &bench)?;
             for (speed, of) in speeds.iter().zip(&summaries) {
                 say(&format!("\n{} at speed {speed}", workload.name));
@@ -174,19 +180,24 @@ pub fn run(lab: Lab, say: &dyn Fn(&str)) -> anyhow::Result<()> {
     }
 }
 
-/// A workload and its speed.
-type Case = (Arc<Workload>, f64);
+/// Requests, how quickly they come, and the engines.
+#[derive(Clone, Debug)]
+struct Case {
+    workload: Arc<Workload>,
+    rate: f64,
+    engine: (String, Arc<Spec>),
+}
 
 fn compare(policies: &[String], cases: &[Case], bench: &Bench, say: &dyn Fn(&str)) -> anyhow::Result<()> {
     let summaries = jobs::run(&bench.contenders(policies)?, cases, bench)?;
-    for ((workload, rate), of) in cases.iter().zip(&summaries) {
+    for (Case { workload, rate, engine: (engine, _) }, of) in cases.iter().zip(&summaries) {
         let Some(first) = of.first() else { continue };
         say(&format!(
             "{} at speed {rate}: {} requests, {} x {}, hits at most {:.1} %, good is TTFT {} ms and TPOT {} ms",
             workload.name,
             first.offered,
             bench.endpoints,
-            bench.engine,
+            engine,
             first.ceiling * 100.0,
             bench.slo_ttft_ms,
             bench.slo_tpot_ms
@@ -212,16 +223,26 @@ fn picture(name: &str, speeds: &[f64], summaries: &[Vec<Summary>]) -> String {
 }
 
 impl Bench {
-    fn case(&self) -> anyhow::Result<Case> {
-        Ok((Arc::new(self.read(&self.trace, self.requests)?), self.speed))
+    /// The one case that the command line names.
+    fn only(&self) -> anyhow::Result<Case> {
+        let engine = self.spec(DEFAULT_ENGINE)?;
+        self.case(&self.trace, engine, self.speed, self.requests)
     }
 
-    fn read(&self, name: &str, requests: usize) -> anyhow::Result<Workload> {
-        ensure!(self.speed > 0.0 && self.speed.is_finite(), "--speed: expected a number above 0");
-        load::read(name, requests, GENERATED, self.seed, self.spec()?.block_tokens)
+    fn case(
+        &self,
+        name: &str,
+        engine: (String, Arc<Spec>),
+        rate: f64,
+        requests: usize,
+    ) -> anyhow::Result<Case> {
+        ensure!(rate > 0.0 && rate.is_finite(), "--speed: expected a number above 0");
+        let workload = load::read(name, requests, GENERATED, self.seed, engine.1.block_tokens)?;
+        Ok(Case { workload: Arc::new(workload), rate, engine })
     }
 
-    fn spec(&self) -> anyhow::Result<Arc<Spec>> {
+    /// The engine that the command line names, or else this one.
+    fn spec(&self, or: &str) -> anyhow::Result<(String, Arc<Spec>)> {
         let mut all = match &self.engines {
             Some(file) => {
                 let text = std::fs::read(file).with_context(|| file.display().to_string())?;
@@ -229,9 +250,10 @@ impl Bench {
             }
             None => specs()?,
         };
+        let name = self.engine.as_deref().unwrap_or(or);
         let known = all.keys().cloned().collect::<Vec<_>>().join(", ");
-        let spec = all.remove(&self.engine);
-        spec.map(Arc::new).with_context(|| format!("--engine {}: expected one of {known}", self.engine))
+        let spec = all.remove(name).with_context(|| format!("--engine {name}: expected one of {known}"))?;
+        Ok((name.to_owned(), Arc::new(spec)))
     }
 
     fn routing(&self) -> anyhow::Result<Routing> {
@@ -241,6 +263,7 @@ impl Bench {
         };
         routing.proxies = self.proxies.unwrap_or(routing.proxies);
         routing.report_ms = self.report_ms.unwrap_or(routing.report_ms);
+        routing.metrics_ms = self.metrics_ms.unwrap_or(routing.metrics_ms);
         routing.lost = self.lost.unwrap_or(routing.lost);
         routing.share = match self.share {
             Some(Sharing::Nothing) => Share::Nothing,
@@ -277,11 +300,11 @@ impl Bench {
         policies.iter().map(contender).collect()
     }
 
-    fn setup(&self, contender: &Contender, rate: f64) -> anyhow::Result<Setup> {
+    fn setup(&self, contender: &Contender, case: &Case) -> anyhow::Result<Setup> {
         ensure!(self.endpoints > 0, "--endpoints 0: expected 1 or more");
-        let mut setup = Setup::new(&self.spec()?, self.endpoints, contender.routing.clone());
+        let mut setup = Setup::new(&case.engine.1, self.endpoints, contender.routing.clone());
         setup.seed = self.seed;
-        setup.rate = rate;
+        setup.rate = case.rate;
         for (endpoint, speed) in setup.endpoints.iter_mut().zip(&self.engine_speeds) {
             ensure!(*speed > 0.0 && speed.is_finite(), "--engine-speeds {speed}: expected numbers above 0");
             endpoint.speed = *speed;
