@@ -1,7 +1,9 @@
 //! A policy that is ready to choose.
 
+use super::epp::{NoPrefill, Split};
 use super::{Candidate, Keep, Known, News, Pick, Round, Score};
 use crate::instant::Instant;
+use crate::invalid::Invalid;
 use crate::random::Random;
 use serde::Serialize;
 use serde_json::Value;
@@ -14,6 +16,20 @@ pub struct Policy {
     /// Its configuration with all defaults filled in.
     pub(super) effective: Value,
     pub(super) profile: Profile,
+    /// How the computing of prompts is split off, if it is.
+    pub(super) split: Option<Split>,
+    pub(super) notes: Vec<Invalid>,
+}
+
+/// Where a prompt is to be computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prefill {
+    /// Where the request goes.
+    There,
+    /// At the candidate of this place among those of the round.
+    At(usize),
+    /// Elsewhere, and there is nobody: the request is to be refused.
+    Nowhere,
 }
 
 /// Who is left out, what is judged, who is taken.
@@ -81,19 +97,43 @@ impl Policy {
         &self.effective
     }
 
+    /// What of its configuration is accepted and does nothing here, and why.
+    pub fn notes(&self) -> &[Invalid] {
+        &self.notes
+    }
+
     /// These are the endpoints from now on, by their places.
     pub fn meet(&mut self, endpoints: &[Known<'_>]) {
-        let Profile { keepers, scorers, picker, .. } = &mut self.profile;
-        keepers.iter_mut().for_each(|(_, keeper)| keeper.meet(endpoints));
-        scorers.iter_mut().for_each(|weighted| weighted.score.meet(endpoints));
-        picker.meet(endpoints);
+        for Profile { keepers, scorers, picker, .. } in self.profiles() {
+            keepers.iter_mut().for_each(|(_, keeper)| keeper.meet(endpoints));
+            scorers.iter_mut().for_each(|weighted| weighted.score.meet(endpoints));
+            picker.meet(endpoints);
+        }
     }
 
     /// What became of a request.
     pub fn learn(&mut self, news: &News, now: Instant) {
-        let Profile { keepers, scorers, .. } = &mut self.profile;
-        keepers.iter_mut().for_each(|(_, keeper)| keeper.learn(news, now));
-        scorers.iter_mut().for_each(|weighted| weighted.score.learn(news, now));
+        for Profile { keepers, scorers, .. } in self.profiles() {
+            keepers.iter_mut().for_each(|(_, keeper)| keeper.learn(news, now));
+            scorers.iter_mut().for_each(|weighted| weighted.score.learn(news, now));
+        }
+    }
+
+    fn profiles(&mut self) -> impl Iterator<Item = &mut Profile> {
+        std::iter::once(&mut self.profile).chain(self.split.as_mut().map(|split| &mut split.profile))
+    }
+
+    /// Where the prompt is to be computed when `decode` was chosen to answer.
+    pub fn prefill(&mut self, round: &Round<'_>, decode: &Candidate, random: &mut Random) -> Prefill {
+        let Some(split) = self.split.as_mut().filter(|split| split.decider.splits(round.demand, decode))
+        else {
+            return Prefill::There;
+        };
+        match split.profile.choose(round, 1, random).first() {
+            Some(at) => Prefill::At(*at),
+            None if split.no_prefill == NoPrefill::Refuse => Prefill::Nowhere,
+            None => Prefill::There,
+        }
     }
 
     /// Orders candidates: the chosen one first, then up to `most - 1` others, best score first, as fallbacks. Empty when

@@ -14,6 +14,7 @@
 mod candidate;
 mod choose;
 mod each;
+mod epp;
 mod known;
 mod news;
 mod number;
@@ -38,8 +39,9 @@ mod slow_start;
 mod weights;
 
 pub use candidate::{Adapter, Candidate, Demand, Signals};
-pub use choose::{Explained, Policy, Step};
+pub use choose::{Explained, Policy, Prefill, Step};
 pub use each::Each;
+pub use epp::is_config;
 pub use known::{Attributes, Known};
 pub use news::News;
 pub use slow_start::SlowStart;

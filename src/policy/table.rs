@@ -3,8 +3,8 @@
 use super::choose::{Policy, Profile, Scratch, Weighted};
 use super::pickers::{Any, Best, Next, OfTwo, Share, Turns};
 use super::{
-    Pick, Score, cache_aware, consistent_hash, dynamo, ewma, least_kv, least_load, least_requests, litellm,
-    lmetric, lora, orca, prefill, weights,
+    Pick, Score, cache_aware, consistent_hash, dynamo, epp, ewma, least_kv, least_load, least_requests,
+    litellm, lmetric, lora, orca, prefill, weights,
 };
 use crate::invalid::{Invalid, read_value};
 use serde::Serialize;
@@ -97,6 +97,7 @@ impl Policy {
         let (name, params) = match value {
             Value::Null => (default, None),
             Value::String(name) => (name.as_str(), None),
+            Value::Object(map) if epp::is_config(map) => return epp::read(value),
             Value::Object(map) if map.len() == 1 => match map.iter().next() {
                 Some((name, params)) => (name.as_str(), Some(params.clone())),
                 None => ("", None),
@@ -126,6 +127,8 @@ impl Policy {
                 picker: made.picker,
                 scratch: Scratch::default(),
             },
+            split: None,
+            notes: Vec::new(),
         })
     }
 
