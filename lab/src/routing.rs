@@ -22,6 +22,9 @@ pub enum Share {
     Nothing,
     /// Everything, as the workers of one Envoy do: what one books the others hear `report_ms` later.
     Bookings,
+    /// Everything, but seen only in a picture of the whole pool, taken every `metrics_ms`; what a proxy sent itself since
+    /// then it adds if it is `corrected`.
+    Pictures,
     /// One book, the scorer's.
     #[default]
     Book,
@@ -138,8 +141,10 @@ pub struct Routers<'a> {
     addresses: Vec<String>,
     places: HashMap<String, usize>,
     draw: Draw,
-    /// The last picture that each pool has of each engine.
-    pictures: Vec<Vec<Option<Report>>>,
+    /// The last report that each pool has of each engine.
+    reports: Vec<Vec<Option<Report>>>,
+    /// When each pool takes its pictures, within the interval.
+    phases: Vec<u64>,
 }
 
 impl<'a> Routers<'a> {
@@ -162,8 +167,11 @@ impl<'a> Routers<'a> {
             .collect::<Result<_, _>>()
             .map_err(|invalid| invalid.within("choose"))?;
         let places = addresses.iter().cloned().zip(0..).collect();
-        let pictures = vec![vec![None; count]; pools.len()];
-        Ok(Self { routing, workload, pools, addresses, places, draw, pictures })
+        let reports = vec![vec![None; count]; pools.len()];
+        let every = nanos(routing.metrics_ms).max(1) as usize;
+        let phase = |draw: &mut Draw| if routing.apart { draw.0.below(every) as u64 } else { 0 };
+        let phases = pools.iter().map(|_| phase(&mut draw)).collect();
+        Ok(Self { routing, workload, pools, addresses, places, draw, reports, phases })
     }
 
     /// The proxy that a request enters by.
@@ -199,11 +207,11 @@ impl<'a> Routers<'a> {
     pub fn choose(&mut self, proxy: u32, request: u32, now: u64, letters: &mut Vec<Letter>) -> Vec<usize> {
         let at = self.pool_of(proxy);
         if !self.routing.corrected {
-            // A picture taken as if it were of now: nothing has been sent since.
-            for (address, picture) in self.addresses.iter().zip(&mut self.pictures[at]) {
-                if let Some(picture) = picture {
-                    picture.at = Instant::from_nanos(now);
-                    self.pools[at].hear(address, picture);
+            // An old report taken as if it were of now: nothing has been sent since.
+            for (address, report) in self.addresses.iter().zip(&mut self.reports[at]) {
+                if let Some(report) = report {
+                    report.at = Instant::from_nanos(now);
+                    self.pools[at].hear(address, report);
                 }
             }
         }
@@ -214,33 +222,50 @@ impl<'a> Routers<'a> {
                 choice.order.iter().filter_map(|address| self.places.get(address)).copied().collect()
             })
             .unwrap_or_default();
-        if let Some(first) = order.first().filter(|_| self.routing.share == Share::Bookings) {
-            let others = (0..self.pools.len()).filter(|other| *other != at);
-            for pool in others.collect::<Vec<_>>() {
-                self.send(pool, request, News::Booked(*first), letters);
-            }
+        let Some(&first) = order.first() else { return order };
+        if self.believes_pictures() {
+            // It does not count what it has sent itself, until the next picture shows it.
+            self.pools[at].end(u64::from(request));
+            self.send(at, request, News::Booked(first), now, letters);
         }
+        self.tell_others(at, request, News::Booked(first), now, letters);
         order
     }
 
     /// The proxy reports what became of a request.
-    pub fn report(&mut self, proxy: u32, request: u32, news: News, letters: &mut Vec<Letter>) {
+    pub fn report(&mut self, proxy: u32, request: u32, news: News, now: u64, letters: &mut Vec<Letter>) {
         let own = self.pool_of(proxy);
-        if self.routing.share == Share::Book {
-            return self.send(own, request, news, letters);
+        if self.routing.share == Share::Book || self.believes_pictures() {
+            self.send(own, request, news, now, letters);
+        } else {
+            // What a router sees itself it knows at once, and loses never.
+            letters.push(Letter { pool: own, request, news, late: 0 });
         }
-        // What a router sees itself it knows at once, and loses never.
-        letters.push(Letter { pool: own, request, news, late: 0 });
-        if self.routing.share == Share::Bookings {
+        self.tell_others(own, request, news, now, letters);
+    }
+
+    fn believes_pictures(&self) -> bool {
+        self.routing.share == Share::Pictures && !self.routing.corrected
+    }
+
+    fn tell_others(&mut self, own: usize, request: u32, news: News, now: u64, letters: &mut Vec<Letter>) {
+        if matches!(self.routing.share, Share::Bookings | Share::Pictures) {
             for pool in (0..self.pools.len()).filter(|pool| *pool != own) {
-                self.send(pool, request, news, letters);
+                self.send(pool, request, news, now, letters);
             }
         }
     }
 
-    fn send(&mut self, pool: usize, request: u32, news: News, letters: &mut Vec<Letter>) {
+    fn send(&mut self, pool: usize, request: u32, news: News, now: u64, letters: &mut Vec<Letter>) {
+        let late = match self.routing.share {
+            Share::Pictures => {
+                let every = nanos(self.routing.metrics_ms).max(1);
+                every - (now + every - self.phases[pool]) % every
+            }
+            _ => nanos(self.routing.report_ms),
+        };
         if self.draw.unit() > self.routing.lost {
-            letters.push(Letter { pool, request, news, late: nanos(self.routing.report_ms) });
+            letters.push(Letter { pool, request, news, late });
         }
     }
 
@@ -297,7 +322,7 @@ impl<'a> Routers<'a> {
             totals: vec![computed as f64],
         };
         self.pools[pool].hear(&self.addresses[endpoint], &report);
-        self.pictures[pool][endpoint] = Some(report);
+        self.reports[pool][endpoint] = Some(report);
         next
     }
 

@@ -321,7 +321,7 @@ impl World<'_> {
                     record.first = Some(self.now);
                     record.cached = cached;
                     let proxy = self.ways[id as usize].proxy;
-                    self.routers.report(proxy, id, News::First(endpoint), &mut self.letters);
+                    self.routers.report(proxy, id, News::First(endpoint), self.now, &mut self.letters);
                 }
                 Progress::Last { id } => self.end(id, End::Answered),
             }
@@ -336,7 +336,7 @@ impl World<'_> {
         record.how = how;
         self.over += 1;
         let proxy = self.ways[id as usize].proxy;
-        self.routers.report(proxy, id, News::End { failed: how == End::Broken }, &mut self.letters);
+        self.routers.report(proxy, id, News::End { failed: how == End::Broken }, self.now, &mut self.letters);
         for follower in std::mem::take(&mut self.followers[id as usize]) {
             let way = &mut self.ways[follower as usize];
             way.open -= 1;

@@ -1,6 +1,6 @@
 //! Whom to compare, and on what.
 
-use crate::routing::Routing;
+use crate::routing::{Routing, Share};
 use serde_json::{Value, json};
 
 /// A policy with the routers it runs in.
@@ -20,7 +20,8 @@ impl Contender {
     }
 }
 
-/// The contenders that come with the lab: every policy for engines, peers with the parameters that they ship with.
+/// The contenders that come with the lab: every policy for engines, peers with the parameters and the routers that they
+/// ship with.
 pub fn contenders(routing: &Routing) -> Vec<Contender> {
     let rows: Vec<(&str, Value)> = vec![
         ("round_robin", json!("round_robin")),
@@ -39,7 +40,52 @@ pub fn contenders(routing: &Routing) -> Vec<Contender> {
         ("lmetric", json!("lmetric")),
         ("least_prefill", json!("least_prefill")),
     ];
-    rows.into_iter().map(|(name, policy)| Contender::new(name, policy, routing.clone())).collect()
+    let mut all: Vec<Contender> =
+        rows.into_iter().map(|(name, policy)| Contender::new(name, policy, routing.clone())).collect();
+    // llm-d looks at metrics every 50 ms; Higress' picker every 2 s, in each proxy for itself.
+    let llmd = Routing { metrics_ms: 50.0, ..routing.clone() };
+    let higress = Routing { metrics_ms: 2_000.0, share: Share::Nothing, ..routing.clone() };
+    let peers = [
+        Contender::new(
+            "epp",
+            epp(&[("queue-scorer", 2), ("kv-cache-utilization-scorer", 2), ("prefix-cache-scorer", 3)]),
+            llmd.clone(),
+        ),
+        Contender::new(
+            "epp-tokens",
+            epp(&[("prefix-cache-affinity-filter", 0), ("token-load-scorer", 1)]),
+            llmd,
+        ),
+        Contender::new(
+            "higress",
+            epp(&[
+                ("queue-scorer", 2),
+                ("kv-cache-utilization-scorer", 2),
+                ("prefix-cache-scorer", 3),
+                ("active-request-scorer", 1),
+            ]),
+            higress,
+        ),
+    ];
+    let before_ours = all.len() - 1;
+    all.splice(before_ours..before_ours, peers);
+    all
+}
+
+/// llm-d's configuration of one profile: plugins and their weights, 0 for a filter, which has none.
+fn epp(plugins: &[(&str, u32)]) -> Value {
+    let declared: Vec<Value> = plugins.iter().map(|(kind, _)| json!({"type": kind})).collect();
+    let listed = plugins.iter().map(|(kind, weight)| match weight {
+        0 => json!({"pluginRef": kind}),
+        weight => json!({"pluginRef": kind, "weight": weight}),
+    });
+    let listed: Vec<Value> = listed.collect();
+    json!({
+        "apiVersion": "llm-d.ai/v1alpha1",
+        "kind": "EndpointPickerConfig",
+        "plugins": declared,
+        "schedulingProfiles": [{"name": "default", "plugins": listed}],
+    })
 }
 
 /// A workload of the suite: where the differences show.
@@ -75,4 +121,19 @@ pub const SUITE: &[Case] = &[
 
 const fn case(workload: &'static str, engine: &'static str, rate: f64, requests: usize) -> Case {
     Case { workload, engine, rate, requests }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir::policy::Policy;
+
+    #[test]
+    fn every_contender_can_be_read_and_is_named_once() {
+        let all = contenders(&Routing::default());
+        for (at, contender) in all.iter().enumerate() {
+            Policy::read(&contender.routing.choose.policy).unwrap();
+            assert!(all.iter().take(at).all(|other| other.name != contender.name), "{}", contender.name);
+        }
+    }
 }

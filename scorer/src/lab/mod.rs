@@ -134,6 +134,8 @@ pub enum Sharing {
     Nothing,
     /// Bookings, as workers of one Envoy do.
     Bookings,
+    /// Bookings, seen only in a picture taken every --metrics-ms.
+    Pictures,
     /// One book, the scorer's.
     Book,
 }
@@ -268,6 +270,7 @@ impl Bench {
         routing.share = match self.share {
             Some(Sharing::Nothing) => Share::Nothing,
             Some(Sharing::Bookings) => Share::Bookings,
+            Some(Sharing::Pictures) => Share::Pictures,
             Some(Sharing::Book) => Share::Book,
             None => routing.share,
         };
