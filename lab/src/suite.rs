@@ -1,7 +1,9 @@
 //! Whom to compare, and on what.
 
 use crate::routing::{Routing, Share};
+use serde::Deserialize;
 use serde_json::{Value, json};
+use std::borrow::Cow;
 
 /// A policy with the routers it runs in.
 #[derive(Clone, Debug)]
@@ -89,15 +91,17 @@ fn epp(plugins: &[(&str, u32)]) -> Value {
 }
 
 /// A workload of the suite: where the differences show.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Case {
     /// The trace or the kind of generated traffic.
-    pub workload: &'static str,
+    pub workload: Cow<'static, str>,
     /// The engine.
-    pub engine: &'static str,
+    pub engine: Cow<'static, str>,
     /// How much quicker than written.
-    pub rate: f64,
+    pub speed: f64,
     /// Requests of it that are run; 0 is all.
+    #[serde(default)]
     pub requests: usize,
 }
 
@@ -119,8 +123,8 @@ pub const SUITE: &[Case] = &[
     case("lengths", "h100-llama3-8b", 4.0, 10_000),
 ];
 
-const fn case(workload: &'static str, engine: &'static str, rate: f64, requests: usize) -> Case {
-    Case { workload, engine, rate, requests }
+const fn case(workload: &'static str, engine: &'static str, speed: f64, requests: usize) -> Case {
+    Case { workload: Cow::Borrowed(workload), engine: Cow::Borrowed(engine), speed, requests }
 }
 
 #[cfg(test)]

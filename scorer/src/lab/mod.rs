@@ -16,7 +16,7 @@ use weir_lab::engine::{Spec, read_specs, specs};
 use weir_lab::report::{Curve, Slo, Summary, csv, curves, table};
 use weir_lab::routing::{Routing, Share};
 use weir_lab::run::{Change, Setup};
-use weir_lab::suite::{Contender, SUITE, contenders};
+use weir_lab::suite::{self, Contender, SUITE, contenders};
 use weir_lab::workload::Workload;
 
 /// What to do in the lab.
@@ -39,6 +39,9 @@ pub enum Lab {
         /// All workloads of the suite in place of one.
         #[arg(long, conflicts_with = "trace")]
         suite: bool,
+        /// A suite of one's own: JSON or YAML, a list of `workload`, `engine`, `speed` and `requests`.
+        #[arg(long, value_name = "FILE", conflicts_with_all = ["trace", "suite"])]
+        cases: Option<PathBuf>,
         /// The pool, the routers and the requests.
         #[command(flatten)]
         bench: Bench,
@@ -155,13 +158,12 @@ pub fn run(lab: Lab, say: &dyn Fn(&str)) -> anyhow::Result<()> {
             Ok(())
         }
         Lab::Run { policy, bench } => compare(&[policy], &[bench.only()?], &bench, say),
-        Lab::Compare { policies, suite: false, bench } => compare(&policies, &[bench.only()?], &bench, say),
-        Lab::Compare { policies, suite: true, bench } => {
-            let read = |of: &weir_lab::suite::Case| {
-                let spec = bench.spec(of.engine)?;
-                bench.case(of.workload, spec, of.rate * bench.speed, of.requests)
+        Lab::Compare { policies, suite, cases, bench } => {
+            let cases = match (&cases, suite) {
+                (Some(file), _) => bench.all(&read_cases(file)?)?,
+                (None, true) => bench.all(SUITE)?,
+                (None, false) => vec![bench.only()?],
             };
-            let cases = SUITE.iter().map(read).collect::<anyhow::Result<Vec<_>>>()?;
             compare(&policies, &cases, &bench, say)
         }
         Lab::Sweep { policies, speeds, svg, bench } => {
@@ -225,6 +227,14 @@ fn picture(name: &str, speeds: &[f64], summaries: &[Vec<Summary>]) -> String {
 }
 
 impl Bench {
+    /// Cases, each with its own engine unless the command line names one.
+    fn all(&self, cases: &[suite::Case]) -> anyhow::Result<Vec<Case>> {
+        let read = |of: &suite::Case| {
+            self.case(&of.workload, self.spec(&of.engine)?, of.speed * self.speed, of.requests)
+        };
+        cases.iter().map(read).collect()
+    }
+
     /// The one case that the command line names.
     fn only(&self) -> anyhow::Result<Case> {
         let engine = self.spec(DEFAULT_ENGINE)?;
@@ -336,6 +346,13 @@ impl Bench {
         }
         Ok(())
     }
+}
+
+fn read_cases(file: &Path) -> anyhow::Result<Vec<suite::Case>> {
+    let name = file.display().to_string();
+    let text = crate::document::bytes_of(file).with_context(|| name.clone())?;
+    let value = crate::document::read_one(&text).with_context(|| name.clone())?;
+    weir::invalid::read_value(value).context(name)
 }
 
 fn write(file: &Path, text: &str) -> anyhow::Result<()> {
