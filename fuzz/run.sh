@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 SECONDS_EACH=${1:-30}
 [ $# = 0 ] || shift
 TARGETS=("$@")
-[ $# != 0 ] || TARGETS=(request response wire headers config peers reply)
+[ $# != 0 ] || TARGETS=(request response restore limit wire headers config peers reply)
 
 HOST=$(rustc -vV | sed -n 's/^host: //p')
 FLAGS="--cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module"
@@ -34,7 +34,7 @@ message() { printf '%s\n' "${@:1:$#-1}" ''; cat "${@: -1}"; }
 seeds() {
   local file name path seeds=$OUT/seeds
   rm -rf "$seeds"
-  mkdir -p "$seeds"/{request,response}
+  mkdir -p "$seeds"/{request,response,restore}
   cp -r fuzz/seeds/. "$seeds"
   for file in tests/acceptance/requests/*.json; do
     name=$(basename "$file" .json)
@@ -49,6 +49,8 @@ seeds() {
     message "POST $path" 'content-type: application/json' "$file" >"$seeds/request/$name"
     message "POST $path?x=1" 'weir-config: {"request":{"block_tokens":1,"max_blocks":9,"max_body_bytes":900}}' \
       "$file" >"$seeds/request/$name.small"
+    message "POST $path" 'weir-config: {"rewrite":{"rules":[{"models":["*"],"targets":[{"model":"another one"}]}]}}' \
+      "$file" >"$seeds/request/$name.renamed"
   done
   for file in tests/acceptance/responses/*.sse; do
     message 200 'content-type: text/event-stream' "$file" >"$seeds/response/$(basename "$file")"
@@ -56,6 +58,7 @@ seeds() {
   for file in tests/acceptance/responses/*.json; do
     message 200 'content-type: application/json' "$file" >"$seeds/response/$(basename "$file")"
   done
+  cp "$seeds"/response/* "$seeds/restore/"
 }
 seeds
 

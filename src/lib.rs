@@ -7,6 +7,8 @@
 //! | [`rewrite`] | which model serves a request in the place of the one it names, and how neither side notices |
 //! | [`response`] | what an answer used, when its first token came, how it ended |
 //! | [`pool`] | who is loaded with what, who holds which prefix, who gets the next request |
+//! | [`signals`] | what an engine says of itself |
+//! | [`breaker`] | which endpoints may be sent to, by how their answers went |
 //! | [`limit`] | whether a request may be admitted, and what it is charged |
 //! | [`policy`] | how candidates are scored and picked |
 //! | [`wire`] | every name and message that two processes must agree on |
@@ -16,6 +18,7 @@
 //! step hours in microseconds. Nothing here may panic: in a filter that would end every stream of a worker.
 
 pub mod block;
+pub mod breaker;
 pub mod instant;
 pub mod invalid;
 pub mod limit;
@@ -25,4 +28,5 @@ pub mod random;
 pub mod request;
 pub mod response;
 pub mod rewrite;
+pub mod signals;
 pub mod wire;

@@ -6,13 +6,15 @@
 //!
 //! **Between `pick` and the scorer**, HTTP/1.1 with JSON: `docs/design.md` says why.
 
+use crate::breaker::{Outcome, Shut};
 use crate::policy::Demand;
-use crate::pool::Ask;
+use crate::pool::{Answered, Ask};
 use crate::request::{Dialect, Facts, word};
 use crate::response::{Report, Status, Usage};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::fmt::Write;
+use std::time::Duration;
 
 /// Header: the model to be served, which the body names. Routes match on it.
 pub const MODEL: &str = "x-gateway-model-name";
@@ -28,6 +30,9 @@ pub const ACCEPT_ENCODING: &str = "accept-encoding";
 pub const CONTENT_LENGTH: &str = "content-length";
 /// Header: where `override_host` sends the request, an ordered list.
 pub const DESTINATION: &str = "x-gateway-destination-endpoint";
+
+/// Header: how often Envoy may retry this request.
+pub const MAX_RETRIES: &str = "x-envoy-max-retries";
 
 /// Headers that steer the gateway and that a client may not set. Removed on entry, in every case.
 pub const CONTROL: [&str; 21] = [
@@ -45,7 +50,7 @@ pub const CONTROL: [&str; 21] = [
     "x-envoy-original-path",
     "x-envoy-retry-on",
     "x-envoy-retry-grpc-on",
-    "x-envoy-max-retries",
+    MAX_RETRIES,
     "x-envoy-retriable-status-codes",
     "x-envoy-retriable-header-names",
     "x-envoy-upstream-rq-timeout-ms",
@@ -56,6 +61,9 @@ pub const CONTROL: [&str; 21] = [
 
 /// Header names that begin so are the gateway's own; a client's copies go as well.
 pub const CONTROL_PREFIX: &str = "x-weir-";
+
+/// Header: asks an endpoint to say how it is beside its answer (ORCA).
+pub const ORCA_FORMAT: &str = "endpoint-load-metrics-format";
 
 /// Filter state: what the body told (`extract` writes).
 pub const FACTS: &str = "weir.facts";
@@ -68,6 +76,12 @@ pub const PICK: &str = "weir.pick";
 pub const LIMIT: &str = "weir.limit";
 /// Filter state: what the answer used (`meter` writes).
 pub const USAGE: &str = "weir.usage";
+
+/// Filter state: what an attempt came to, by the address of its endpoint; `breaker` writes it, once per attempt that was
+/// answered and not with success. An attempt that is over and left nothing here got no answer.
+pub fn attempt(address: &str) -> String {
+    format!("weir.attempt.{address}")
+}
 
 /// Path of the scorer: choose and book.
 pub const RESERVE_PATH: &str = "/v1/reserve";
@@ -123,6 +137,36 @@ pub struct Reserved {
     pub in_flight: u32,
     /// The policy that chose.
     pub policy: String,
+    /// The first is tried whether it serves again.
+    #[serde(default)]
+    pub probe: bool,
+    /// No endpoint may be sent to, and there are none above: how to answer the client.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shut: Option<Closed>,
+}
+
+/// No endpoint of the pool may be sent to.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Closed {
+    /// Milliseconds until the first of them may be.
+    pub retry_after_ms: u64,
+    /// The status for the client.
+    pub status: u16,
+}
+
+impl From<Shut> for Closed {
+    fn from(shut: Shut) -> Self {
+        let retry_after_ms = u64::try_from(shut.wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
+        Self { retry_after_ms, status: shut.status }
+    }
+}
+
+impl From<Closed> for Shut {
+    fn from(closed: Closed) -> Self {
+        let status = if closed.status == 429 { 429 } else { 503 };
+        Self { wait: Duration::from_millis(closed.retry_after_ms), status }
+    }
 }
 
 /// What became of a lease.
@@ -138,13 +182,43 @@ pub enum Event {
         /// The endpoint it came from.
         served: String,
     },
+    /// An attempt came to something that concerns its endpoint.
+    Attempted {
+        /// The pool, by its name.
+        pool: String,
+        /// The lease's name.
+        lease: u64,
+        /// The endpoint.
+        endpoint: String,
+        /// What it came to.
+        #[serde(with = "outcome")]
+        outcome: Outcome,
+    },
     /// It is over.
     End {
         /// The pool, by its name.
         pool: String,
         /// The lease's name.
         lease: u64,
+        /// How its answer went, where the policy learns from that.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        answered: Option<Answered>,
     },
+}
+
+/// An outcome in a message, as [`Outcome::write`] has it.
+mod outcome {
+    use super::Outcome;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(outcome: &Outcome, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&outcome.write())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Outcome, D::Error> {
+        let line = String::deserialize(deserializer)?;
+        Outcome::read(&line).ok_or_else(|| D::Error::custom(format!("{line:?} is no outcome")))
+    }
 }
 
 /// Block hashes in a message.

@@ -3,7 +3,7 @@
 
 use rig::raw::post;
 use rig::{Gateway, MODELS, Raw, Setup, chat, fields, request_id, wait_until};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::time::Duration;
 use weir_engine::{Fault, Kind};
 
@@ -115,7 +115,13 @@ async fn clients_that_leave_leave_no_lease_with_a_scorer() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn engines_that_fail_leave_no_lease() {
-    let gateway = Gateway::start(Setup { scorer: true, ..Setup::default() }).await.unwrap();
+    // Without a breaker: endpoints that fail are to be chosen all the same.
+    let off: rig::Edit = Box::new(|scorer| {
+        scorer["choose"]["breaker"] = json!({"rules": [], "hold_off_ms": 0, "max_retry_after_ms": 0});
+    });
+    let setup =
+        Setup { scorer: true, edit: Some(rig::no_breaker()), edit_scorer: Some(off), ..Setup::default() };
+    let gateway = Gateway::start(setup).await.unwrap();
     let stream: Value = serde_json::from_str(&body("to be broken", 20, true)).unwrap();
     let faults = [
         (Fault::new(Kind::CutStream).after_tokens(3), 200, false),

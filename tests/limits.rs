@@ -106,7 +106,14 @@ async fn of_fifty_at_once_ten_get_through_and_are_charged_what_they_used() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_given_back_can_be_used_again() {
-    let gateway = gateway(false, tokens(1000, 600), weir_engine::Config::instant()).await;
+    // Without a breaker: the engines are to be asked each time.
+    let setup = Setup {
+        limit: Some(tokens(1000, 600)),
+        engine: weir_engine::Config::instant(),
+        edit: Some(rig::no_breaker()),
+        ..Setup::default()
+    };
+    let gateway = Gateway::start(setup).await.unwrap();
     // Each reserves 900 and gets nothing.
     let body = chat(MODELS[0], "hello", 890);
     gateway.engines[0].iter().for_each(|engine| engine.fault(Fault::new(Kind::Http503)));

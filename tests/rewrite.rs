@@ -19,7 +19,6 @@ const ALIASES: [&str; 3] = ["an-alias-that-is-longer", "s", "demo-alias"];
 fn with_rules(rules: Value) -> Option<rig::Edit> {
     Some(Box::new(move |envoy| {
         filter_config(envoy, "extract", |extract| extract["rewrite"]["rules"] = rules.clone());
-        filter_config(envoy, "chain", |chain| chain["extract"]["rewrite"]["rules"] = rules.clone());
     }))
 }
 

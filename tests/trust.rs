@@ -252,3 +252,59 @@ async fn a_scorer_that_lies_cannot_send_a_request_out_of_its_pool() {
     }
     expect_unsteered(&gateway, &canary, 3 * lies.len() + 3);
 }
+
+/// One model is all that a key may use, as `envoy/access.yaml` has it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_for_one_model_never_reaches_another_whatever_its_headers_say() {
+    let access = rig::shipped("envoy/access.yaml").unwrap();
+    for chain in [false, true] {
+        let access = access.clone();
+        let edit = move |envoy: &mut Value| {
+            for filters in find_all(envoy, &|value| value[0]["name"] == "extract") {
+                filters.as_array_mut().unwrap().insert(1, access.clone());
+            }
+        };
+        let limit = json!({"limits": [{"name": "l", "key": ["model"], "windows": [{"tokens": 1_000_000, "per_s": 60}]}]});
+        let setup = Setup { chain, limit: Some(limit), edit: Some(Box::new(edit)), ..Setup::default() };
+        let gateway = Gateway::start(setup).await.unwrap();
+        let [small, large] = MODELS;
+        let forged: [&[(&str, &str)]; 7] = [
+            &[],
+            &[(wire::MODEL, small)],
+            &[(wire::MODEL, large)],
+            &[(wire::MODEL, small), (wire::MODEL, small)],
+            &[(wire::MODEL, large), (wire::MODEL, small)],
+            &[("X-Gateway-Model-Name", large), ("x-gateway-MODEL-name", small)],
+            &[(wire::MODEL, "")],
+        ];
+        for (number, headers) in forged.into_iter().enumerate() {
+            let send = async |key: &str, request: reqwest::RequestBuilder| {
+                let request =
+                    headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+                request.bearer_auth(key).send().await.unwrap()
+            };
+            let ask = |model: &str| {
+                gateway.client.post(format!("{}{CHAT}", gateway.url)).json(&chat(model, "hi", 2))
+            };
+            let allowed = send("small-only", ask(small)).await;
+            assert_eq!(allowed.status(), 200, "{headers:?}");
+            let limited = rig::fields(&gateway.logged(&rig::request_id(&allowed)).await.unwrap(), "facts");
+            assert_eq!(limited["model"], small);
+            assert_eq!(send("small-only", ask(large)).await.status(), 403, "{headers:?}");
+            assert_eq!(send("another", ask(large)).await.status(), 200, "{headers:?}");
+            let list = gateway.client.get(format!("{}/v1/models", gateway.url));
+            assert_eq!(send("small-only", list).await.status(), 200, "{headers:?}");
+            let received = [0, 1].map(|pool| gateway.received(pool));
+            assert_eq!([received[0].len(), received[1].len()], [number + 1; 2], "{headers:?}");
+            for (pool, records) in received.iter().enumerate() {
+                let sent = records.iter().flat_map(|(_, record)| &record.headers);
+                let values: Vec<&str> =
+                    sent.filter(|(name, _)| name == wire::MODEL).map(|(_, value)| value.as_str()).collect();
+                assert_eq!(values, vec![MODELS[pool]; number + 1], "one header, and ours");
+            }
+        }
+        let charged = gateway.stat("weir_limit_charged_tokens_total;limit=l").await.unwrap();
+        assert!(charged > 0);
+        gateway.quiet(Duration::from_secs(5)).await.unwrap();
+    }
+}

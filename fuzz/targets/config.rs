@@ -53,6 +53,7 @@ fn same(one: &Value, other: &Value) -> bool {
 fuzz_target!(|input: &[u8]| {
     check::<weir_extract::Extract, weir_extract::Config>(input, invalid::read);
     check::<weir_pick::Pick, _>(input, weir_pick::Config::read);
+    check::<weir_limit::Limit, _>(input, weir_limit::read);
     check::<weir_meter::Meter, weir_meter::Config>(input, invalid::read);
     check::<weir_chain::Chain, _>(input, weir_chain::Config::read);
 });

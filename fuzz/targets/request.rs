@@ -7,7 +7,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
-use weir::{invalid, wire};
+use weir::wire;
 use weir_extract::{Config, Extract};
 use weir_fuzz::{Message, is_header_safe, pieces};
 use weir_host::fake::Worker;
@@ -18,6 +18,9 @@ struct Seen {
     model: Vec<String>,
     facts: Option<String>,
     blocks: Option<Vec<u8>>,
+    /// What goes on, if anything does, and the length that it is said to have.
+    sent: Vec<u8>,
+    length: Vec<String>,
     answer: Option<(u16, String)>,
 }
 
@@ -42,6 +45,8 @@ fn send(message: &Message, config: &str, pieces: &[&[u8]], trailers: bool) -> Se
         model: seen.header(wire::MODEL),
         facts: seen.state(wire::FACTS),
         blocks: weir_host::Host::property(&seen, &[wire::BLOCKS]),
+        sent: if seen.answer().is_none() { seen.sent() } else { Vec::new() },
+        length: seen.header("content-length"),
         answer: seen.answer().map(|answer| (answer.status, answer.body)),
     }
 }
@@ -72,15 +77,29 @@ fn check(seen: &Seen, message: &Message, config: &Config) {
     assert_eq!(again, facts);
     assert!(blocks.len() <= config.request.max_blocks);
     // Bodies nested deeper than serde_json follows, and half surrogates, are for engines to judge.
-    let text = body.strip_prefix("\u{feff}".as_bytes()).unwrap_or(body);
-    if let Ok(tree) = serde_json::from_slice::<Value>(text) {
-        assert_eq!(tree.get("model").and_then(Value::as_str), facts.model.as_deref(), "another model");
+    let tree = |bytes: &[u8]| {
+        let text = bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(bytes);
+        serde_json::from_slice::<Value>(text).ok()
+    };
+    let asked = facts.rewritten_from.as_ref().or(facts.model.as_ref());
+    if let Some(before) = tree(body) {
+        assert_eq!(before.get("model").and_then(Value::as_str), asked.map(String::as_str), "another model");
     }
+    let (Some(asked), Some(target)) = (&facts.rewritten_from, &facts.model) else {
+        return assert!(seen.sent == body, "changed, and not renamed");
+    };
+    assert_eq!(seen.length, [seen.sent.len().to_string()]);
+    // What comes before the name and what comes after it is as it was.
+    let quoted = serde_json::to_string(target).unwrap();
+    let same = |one: &mut dyn Iterator<Item = (u8, u8)>| one.take_while(|(one, other)| one == other).count();
+    let before = same(&mut body.iter().copied().zip(seen.sent.iter().copied()));
+    let after = same(&mut body.iter().rev().copied().zip(seen.sent.iter().rev().copied()));
+    assert!(before + after + quoted.len() >= seen.sent.len(), "{asked} became {target}, and more changed");
 }
 
 fuzz_target!(|input: &[u8]| {
     let Some(message) = Message::read(input) else { return };
-    let config: Config = invalid::read(message.config.as_bytes()).unwrap_or_default();
+    let config = Config::read(message.config.as_bytes()).unwrap_or_default();
     let json = serde_json::to_string(&config).unwrap();
     let whole: &[&[u8]] = if message.body.is_empty() { &[] } else { &[message.body] };
     let seen = send(&message, &json, whole, false);

@@ -89,7 +89,7 @@ impl Running {
 }
 
 fn end(lease: u64) -> Event {
-    Event::End { pool: "a".into(), lease }
+    Event::End { pool: "a".into(), lease, answered: None }
 }
 
 #[tokio::test]
@@ -124,7 +124,9 @@ async fn events_move_and_end_leases_with_the_next_call_or_alone() {
         (1, 0),
         "moved where it was served"
     );
-    running.report(&[end(2), end(2), end(99), Event::End { pool: "none".into(), lease: 2 }]).await;
+    running
+        .report(&[end(2), end(2), end(99), Event::End { pool: "none".into(), lease: 2, answered: None }])
+        .await;
     assert_eq!(running.loads().await, (0, vec![0, 0]));
 }
 

@@ -9,10 +9,10 @@
 //! is a token of the engine's `usage`, and the sums agree with the bill. Where cached input costs nothing to serve, set
 //! `cached_input` to 0, as Anthropic's input limits do; where tokens are priced, set the weights to the ratio of the prices.
 //!
-//! **The estimate** is the prompt, by its size and by how that has compared to what engines counted for this model, none of
-//! it cached; and the output, by the client's bound (`max_tokens`), as OpenAI's and Anthropic's limits have it. Without a
-//! bound it is what answers of this model usually come to (`usual.rs`), and `output_tokens` until one was seen. An estimate without a bound may be wrong by much, so it
-//! never makes a request too large: it is cut to what the limits allow.
+//! **The estimate** is the prompt, as `extract` estimates its tokens ([`crate::request::Ratios`]), none of it cached; and
+//! the output, by the client's bound (`max_tokens`), as OpenAI's and Anthropic's limits have it. Without a bound it is
+//! what answers of this model usually come to (`usual.rs`), and `output_tokens` until one was seen. An estimate without a
+//! bound may be wrong by much, so it never makes a request too large: it is cut to what the limits allow.
 
 use super::usual::Usual;
 use crate::invalid::Invalid;
@@ -201,7 +201,7 @@ impl Cost {
     /// What a request may cost.
     pub fn estimate(&self, facts: &Facts) -> Estimate {
         let model = facts.model.as_deref();
-        let input = self.usual.input(model, facts.prompt_tokens);
+        let input = u64::from(facts.prompt_tokens);
         let expected = self.usual.output(model).unwrap_or(u64::from(self.config.output_tokens.get()));
         let weights = self.weights(model);
         let prompt = weights.most(input, 0);
@@ -234,8 +234,8 @@ impl Cost {
     }
 
     /// Learns from an answer that came to its end.
-    pub(super) fn learn(&mut self, model: &str, prompt_tokens: u32, usage: &Usage) {
-        self.usual.learn(model, prompt_tokens, usage);
+    pub(super) fn learn(&mut self, model: &str, usage: &Usage) {
+        self.usual.learn(model, usage);
     }
 }
 

@@ -6,6 +6,7 @@
 
 use crate::request::Facts;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
 use xxhash_rust::xxh64::Xxh64;
 
@@ -17,10 +18,12 @@ pub enum Part {
     ApiKey,
     /// Who an authentication filter says it is, by `identity.consumer_header`.
     Consumer,
-    /// The tenant, by `identity.tenant_header`.
+    /// The tenant, by `extract`'s `request.tenant_headers`.
     Tenant,
-    /// The session, by `identity.session_header`.
+    /// The session, by `extract`'s `request.session_headers`, or as the body says.
     Session,
+    /// The tenant's user, as the body says.
+    User,
     /// The first value of a header, by its name in lower case.
     Header(String),
     /// The model asked for.
@@ -30,25 +33,17 @@ pub enum Part {
     Ip,
 }
 
-/// The headers that say who asks. They are to be set by a filter before `limit`, which removes the client's own.
+/// The header that says who asks. It is to be set by a filter before `limit`, which removes the client's own.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Identity {
     /// Of `consumer`.
     pub consumer_header: String,
-    /// Of `tenant`.
-    pub tenant_header: String,
-    /// Of `session`.
-    pub session_header: String,
 }
 
 impl Default for Identity {
     fn default() -> Self {
-        Self {
-            consumer_header: "x-consumer-username".into(),
-            tenant_header: "x-llm-d-inference-fairness-id".into(),
-            session_header: "x-session-id".into(),
-        }
+        Self { consumer_header: "x-consumer-username".into() }
     }
 }
 
@@ -72,24 +67,33 @@ impl std::fmt::Debug for Asked<'_> {
 impl Part {
     /// Whether it is a header.
     pub(super) fn is_header(&self) -> bool {
-        !matches!(self, Self::Model | Self::Ip)
+        matches!(self, Self::ApiKey | Self::Consumer | Self::Header(_))
     }
 
-    fn value<'a>(&self, asked: &Asked<'a>, identity: &Identity) -> Option<&'a str> {
+    fn value<'a>(&self, asked: &Asked<'a>, identity: &Identity) -> Option<Cow<'a, [u8]>> {
+        let Facts { tenant, session, user, model, .. } = asked.facts;
+        let id = |id: &Option<u64>| id.map(|id| id.to_le_bytes().to_vec().into());
+        let text = |text: Option<&'a str>| text.map(|text| text.as_bytes().into());
         let header = |name: &str| (asked.header)(name);
         match self {
-            Self::ApiKey => header("authorization")
-                .map(credential)
-                .filter(|credential| !credential.is_empty())
-                .or_else(|| header("x-api-key"))
-                .or_else(|| header("api-key")),
-            Self::Consumer => header(&identity.consumer_header),
-            Self::Tenant => header(&identity.tenant_header),
-            Self::Session => header(&identity.session_header),
-            Self::Header(name) if name == "authorization" => header(name).map(credential),
-            Self::Header(name) => header(name),
-            Self::Model => asked.facts.model.as_deref(),
-            Self::Ip => asked.address,
+            Self::ApiKey => text(
+                header("authorization")
+                    .map(credential)
+                    .filter(|credential| !credential.is_empty())
+                    .or_else(|| header("x-api-key"))
+                    .or_else(|| header("api-key")),
+            ),
+            Self::Consumer => text(header(&identity.consumer_header)),
+            Self::Tenant => id(tenant),
+            Self::Session => id(session),
+            Self::User => id(user),
+            Self::Header(name) if name == "authorization" => text(header(name).map(credential)),
+            Self::Header(name) => text(header(name)),
+            Self::Model => text(model.as_deref()),
+            Self::Ip => match asked.address.and_then(network) {
+                Some(network) => Some(network.to_vec().into()),
+                None => text(asked.address),
+            },
         }
     }
 }
@@ -98,15 +102,9 @@ impl Part {
 pub(super) fn hash(parts: &[Part], asked: &Asked<'_>, identity: &Identity, seed: u64) -> u64 {
     let mut hash = Xxh64::new(seed);
     for part in parts {
-        let value = part.value(asked, identity);
-        match (part, value.and_then(network)) {
-            (Part::Ip, Some(network)) => hash.update(&network),
-            _ => {
-                let value = value.unwrap_or_default().as_bytes();
-                hash.update(&(value.len() as u64).to_le_bytes());
-                hash.update(value);
-            }
-        }
+        let value = part.value(asked, identity).unwrap_or_default();
+        hash.update(&(value.len() as u64).to_le_bytes());
+        hash.update(&value);
     }
     hash.digest()
 }
@@ -155,11 +153,27 @@ mod tests {
     }
 
     #[test]
+    fn who_asks_is_whom_extract_found() {
+        let key = |facts: Facts| {
+            let asked = Asked { facts: &facts, header: &|_| None, address: None };
+            hash(&[Part::Tenant, Part::Session, Part::User], &asked, &Identity::default(), 3)
+        };
+        let nobody = || Facts::of(Dialect::Chat);
+        let all = [
+            key(nobody()),
+            key(Facts { tenant: Some(1), ..nobody() }),
+            key(Facts { session: Some(1), ..nobody() }),
+            key(Facts { user: Some(1), ..nobody() }),
+            key(Facts { user: Some(2), ..nobody() }),
+        ];
+        assert!(all.iter().all(|one| all.iter().filter(|other| *other == one).count() == 1));
+    }
+
+    #[test]
     fn parts_do_not_run_into_each_other_and_addresses_are_networks() {
-        let both = [Part::Consumer, Part::Tenant];
-        let (consumer, tenant) = ("x-consumer-username", "x-llm-d-inference-fairness-id");
-        let one = of(&both, Box::leak(Box::new([(consumer, "ab"), (tenant, "c")])), "");
-        let other = of(&both, Box::leak(Box::new([(consumer, "a"), (tenant, "bc")])), "");
+        let both = [Part::Consumer, Part::Header("x-team".into())];
+        let one = of(&both, &[("x-consumer-username", "ab"), ("x-team", "c")], "");
+        let other = of(&both, &[("x-consumer-username", "a"), ("x-team", "bc")], "");
         assert_ne!(one, other);
         let ip = |address| of(&[Part::Ip], &[], address);
         assert_eq!(ip("10.0.0.1:7"), ip("10.0.0.1:8"));

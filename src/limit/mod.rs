@@ -116,7 +116,7 @@ impl Limits {
 
     /// A request is over: charges what it used in place of what was charged in advance.
     pub fn settle(&mut self, store: &dyn Store, ticket: Ticket, outcome: &Outcome, now: Instant) -> Charge {
-        let Ticket { holds, at, reserved, input, prompt_tokens, model } = ticket;
+        let Ticket { holds, at, reserved, input, model } = ticket;
         let (cost, estimated) = self.cost.charge(model.as_deref(), input, reserved, outcome);
         for hold in &holds {
             let Some(rule) = self.rules.get(hold.rule) else { continue };
@@ -127,7 +127,7 @@ impl Limits {
             }
         }
         if let (Outcome::Used(usage), Some(model)) = (outcome, &model) {
-            self.cost.learn(model, prompt_tokens, usage);
+            self.cost.learn(model, usage);
         }
         Charge { cost, estimated }
     }

@@ -1,11 +1,11 @@
-//! What is learned of each model: how long its answers come out, and how its engine counts prompts.
+//! What is learned of each model: how long its answers come out.
 //!
 //! ```text
-//! output = mean + 2 mean deviations       input = our estimate * (mean of the engine's count by our estimate)
+//! output = mean + 2 mean deviations
 //! ```
 //!
-//! Moving averages with the gains of Jacobson's estimator of round-trip times (1988): an eighth for means, a quarter for the
-//! deviation. In thousandths, in integers. Each worker learns by itself: what it is wrong by is corrected when
+//! Moving averages with the gains of Jacobson's estimator of round-trip times (1988): an eighth for the mean, a quarter for
+//! the deviation. In thousandths, in integers. Each worker learns by itself: what it is wrong by is corrected when
 //! requests are settled.
 
 use crate::response::Usage;
@@ -15,12 +15,11 @@ use std::collections::BTreeMap;
 #[derive(Debug, Default)]
 pub(super) struct Usual(BTreeMap<String, Model>);
 
-/// In thousandths: output tokens, how far off they are, and the engine's count of a prompt by our estimate.
+/// In thousandths: output tokens, and how far off they are.
 #[derive(Clone, Copy, Debug)]
 struct Model {
     output: u64,
     deviation: u64,
-    ratio: u64,
 }
 
 /// Most models that are learned: clients name them.
@@ -29,39 +28,24 @@ const MOST_MODELS: usize = 256;
 const MOST_TOKENS: u64 = 1 << 32;
 
 impl Usual {
-    /// Tokens of a prompt that we estimate at `tokens`.
-    pub(super) fn input(&self, model: Option<&str>, tokens: u32) -> u64 {
-        let ratio = self.model(model).map_or(1_000, |model| model.ratio);
-        u64::from(tokens).saturating_mul(ratio).div_ceil(1_000)
-    }
-
     /// Tokens that an answer will hardly exceed.
     pub(super) fn output(&self, model: Option<&str>) -> Option<u64> {
-        let model = self.model(model)?;
+        let model = self.0.get(model?)?;
         Some(model.output.saturating_add(2 * model.deviation).div_ceil(1_000))
     }
 
-    fn model(&self, model: Option<&str>) -> Option<&Model> {
-        self.0.get(model?)
-    }
-
     /// Learns from an answer that came to its end.
-    pub(super) fn learn(&mut self, model: &str, prompt_tokens: u32, usage: &Usage) {
+    pub(super) fn learn(&mut self, model: &str, usage: &Usage) {
         let output = usage.output.min(MOST_TOKENS) * 1_000;
-        let ratio = match u64::from(prompt_tokens) {
-            0 => 1_000,
-            estimated => (usage.input.min(MOST_TOKENS) * 1_000 / estimated).clamp(250, 4_000),
-        };
         let room = self.0.len() < MOST_MODELS;
         match self.0.get_mut(model) {
             Some(model) => {
                 let off = output.abs_diff(model.output);
                 model.output = toward(model.output, output, 8);
                 model.deviation = toward(model.deviation, off, 4);
-                model.ratio = toward(model.ratio, ratio, 8);
             }
             None if room => {
-                self.0.insert(model.to_owned(), Model { output, deviation: output / 2, ratio });
+                self.0.insert(model.to_owned(), Model { output, deviation: output / 2 });
             }
             None => {}
         }

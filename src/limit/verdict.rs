@@ -43,20 +43,12 @@ pub struct Ticket {
     pub(super) reserved: u64,
     /// Prompt tokens, as estimated.
     pub(super) input: u64,
-    pub(super) prompt_tokens: u32,
     pub(super) model: Option<String>,
 }
 
 impl Ticket {
     pub(super) fn new(holds: Vec<Hold>, estimate: &Estimate, facts: &Facts, at: Instant) -> Self {
-        Self {
-            holds,
-            at,
-            reserved: estimate.cost,
-            input: estimate.input,
-            prompt_tokens: facts.prompt_tokens,
-            model: facts.model.clone(),
-        }
+        Self { holds, at, reserved: estimate.cost, input: estimate.input, model: facts.model.clone() }
     }
 
     /// The limits that hold it, by their places in the configuration.

@@ -1,7 +1,7 @@
 //! A policy that is ready to choose.
 
 use super::epp::{NoPrefill, Split};
-use super::{Candidate, Keep, Known, News, Pick, Round, Score};
+use super::{Candidate, Keep, Known, News, Pick, Round, Score, Wants};
 use crate::instant::Instant;
 use crate::invalid::Invalid;
 use crate::random::Random;
@@ -117,6 +117,16 @@ impl Policy {
             keepers.iter_mut().for_each(|(_, keeper)| keeper.learn(news, now));
             scorers.iter_mut().for_each(|weighted| weighted.score.learn(news, now));
         }
+    }
+
+    /// What it learns of answers.
+    pub fn wants(&self) -> Wants {
+        let split = self.split.as_ref().map(|split| &split.profile);
+        let scorers = std::iter::once(&self.profile).chain(split).flat_map(|profile| &profile.scorers);
+        scorers.fold(Wants::default(), |all, weighted| {
+            let own = weighted.score.wants();
+            Wants { answers: all.answers || own.answers, reports: all.reports || own.reports }
+        })
     }
 
     fn profiles(&mut self) -> impl Iterator<Item = &mut Profile> {

@@ -18,7 +18,7 @@
 //! For providers behind one gateway. Engines of one's own say more: see `least_prefill`.
 
 use super::number::Amount;
-use super::{Attributes, Candidate, Demand, Each, Known, News, Round, Score, scale};
+use super::{Attributes, Candidate, Demand, Each, Known, News, Round, Score, Wants, scale};
 use crate::instant::Instant;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -165,6 +165,10 @@ impl Score for UsageBased {
     fn learn(&mut self, news: &News, now: Instant) {
         self.minutes.learn(news, now);
     }
+
+    fn wants(&self) -> Wants {
+        Wants { answers: true, reports: false }
+    }
 }
 
 #[derive(Debug, Default, Deserialize, Serialize)]
@@ -192,6 +196,10 @@ impl Score for CostBased {
 
     fn learn(&mut self, news: &News, now: Instant) {
         self.minutes.learn(news, now);
+    }
+
+    fn wants(&self) -> Wants {
+        Wants { answers: true, reports: false }
     }
 }
 
@@ -252,6 +260,10 @@ impl Score for LatencyBased {
             seen.truncate(samples.saturating_sub(1));
             seen.push_front((now, after.as_secs_f64() / f64::from(tokens.max(1))));
         }
+    }
+
+    fn wants(&self) -> Wants {
+        Wants { answers: true, reports: false }
     }
 }
 

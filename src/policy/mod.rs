@@ -73,6 +73,20 @@ pub trait Score: fmt::Debug + Send {
 
     /// What became of requests, its own choices and others'.
     fn learn(&mut self, _: &News, _: Instant) {}
+
+    /// What it learns of answers that costs something to find out.
+    fn wants(&self) -> Wants {
+        Wants::default()
+    }
+}
+
+/// What a policy learns of answers, beyond that they came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wants {
+    /// What they used, and whether they failed.
+    pub answers: bool,
+    /// What endpoints say of themselves beside them (ORCA).
+    pub reports: bool,
 }
 
 /// Leaves candidates out.

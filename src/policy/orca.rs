@@ -15,7 +15,7 @@
 //! prefixes: for LLM engines of one kind `least_prefill` is better.
 
 use super::number::Amount;
-use super::{Each, Known, News, Round, Score, Signals, SlowStart, scale};
+use super::{Each, Known, News, Round, Score, Signals, SlowStart, Wants, scale};
 use crate::instant::Instant;
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU64;
@@ -144,6 +144,10 @@ impl Score for Orca {
             }
             _ => {}
         }
+    }
+
+    fn wants(&self) -> Wants {
+        Wants { answers: true, reports: true }
     }
 }
 

@@ -5,6 +5,9 @@
 //! until its end, and ends once, by itself at the latest when its time is up. All load is counted in work
 //! accepted and not finished; the engine is not asked, so nothing here is ever stale.
 //!
+//! Who may be chosen at all is the breaker's to say ([`crate::breaker`]): each endpoint has a circuit, [`Pool::attempted`] tells
+//! it what came of an attempt, and a lease may be a probe.
+//!
 //! The same pool runs in each worker of a proxy and in the scorer. A pool that did not choose itself learns of
 //! others' choices by [`Pool::book`].
 
@@ -16,15 +19,16 @@ mod signals;
 
 pub use index::Index;
 pub use pools::{Pools, Spec};
-pub use signals::{Adapters, Report};
+pub use signals::{Adapters, Answered, Report};
 
 use pace::Pace;
 use signals::Heard;
 
 use crate::block;
+use crate::breaker::{self, Breaker, Budget, Circuit, Gate, Moved, Outcome, Probe, Shut, Snapshot, Standing};
 use crate::instant::Instant;
 use crate::invalid::Invalid;
-use crate::policy::{Attributes, Candidate, Demand, Known, News, Policy, Round, SlowStart};
+use crate::policy::{Attributes, Candidate, Demand, Known, News, Policy, Round, Signals, SlowStart, Wants};
 use crate::random::Random;
 use crate::wire;
 use serde::{Deserialize, Serialize, Serializer};
@@ -59,6 +63,8 @@ pub struct Config {
     pub slow_start_ms: u64,
     /// Milliseconds after which what an engine said of itself is forgotten: its endpoint is judged by what was sent there.
     pub stale_ms: NonZeroU64,
+    /// When endpoints are out.
+    pub breaker: breaker::Config,
 }
 
 /// The policy with its defaults filled in; one that is wrong stays as it is.
@@ -87,6 +93,7 @@ impl Default for Config {
             attempts: THREE,
             slow_start_ms: 30_000,
             stale_ms: STALE,
+            breaker: breaker::Config::default(),
         }
     }
 }
@@ -109,6 +116,8 @@ pub struct Choice {
     pub candidate: Candidate,
     /// The policy that chose.
     pub policy: Cow<'static, str>,
+    /// The first is tried whether it serves again.
+    pub probe: bool,
 }
 
 /// A lease's name: unique in the pools that share it.
@@ -140,6 +149,10 @@ pub struct Pool {
     /// No endpoint has joined yet: those that are here were here from the start.
     is_first: bool,
     candidates: Vec<Candidate>,
+    breaker: Breaker,
+    budget: Budget,
+    /// Places of the endpoints that may be chosen, of the last choice.
+    open: Vec<usize>,
 }
 
 /// One endpoint and what is believed of it.
@@ -156,6 +169,7 @@ struct Endpoint {
     index: Index,
     joined: Joined,
     heard: Heard,
+    circuit: Circuit,
 }
 
 /// Since when an endpoint is one.
@@ -185,6 +199,8 @@ struct Lease {
     queued: Option<(Instant, u64)>,
     /// Its place in `Pool::unseen`.
     unseen: Option<Instant>,
+    /// It tries the endpoint of this incarnation, and holds a slot there.
+    probe: Option<(u64, Probe)>,
 }
 
 /// What is known of one endpoint, for a person or a metric.
@@ -198,6 +214,23 @@ pub struct Load {
     pub queued_tokens: u64,
     /// Tokens of prefixes believed to be in its cache.
     pub index_tokens: u64,
+}
+
+/// What an engine said of itself, for a person or a metric.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Said {
+    /// The endpoint's address.
+    pub address: String,
+    /// Requests queued in it.
+    pub waiting: Option<u32>,
+    /// Requests in its batch.
+    pub running: Option<u32>,
+    /// Part of its KV memory in use.
+    pub kv_usage: Option<f64>,
+    /// Requests sent there since, and not ended.
+    pub sent_since: u32,
+    /// Milliseconds since it said so.
+    pub age_ms: u64,
 }
 
 impl Pool {
@@ -223,6 +256,9 @@ impl Pool {
             attributes: BTreeMap::new(),
             is_first: true,
             candidates: Vec::new(),
+            breaker: Breaker::new(&config.breaker).map_err(|invalid| invalid.within("breaker"))?,
+            budget: Budget::new(&config.breaker.retry_budget),
+            open: Vec::new(),
         };
         pool.set_endpoints(endpoints)?;
         pool.is_first = false;
@@ -272,6 +308,7 @@ impl Pool {
             index: Index::new(self.index_units, random.next()),
             joined: if self.is_first { Joined::First } else { Joined::Now },
             heard: Heard::default(),
+            circuit: Circuit::default(),
         };
         let random = &mut self.random;
         self.endpoints =
@@ -283,6 +320,7 @@ impl Pool {
             .enumerate()
             .map(|(place, endpoint)| (endpoint.incarnation, place))
             .collect();
+        let mut probed = Vec::new();
         self.leases.retain(|id, lease| match moved.get(&lease.incarnation) {
             Some(place) => {
                 lease.place = *place;
@@ -293,9 +331,11 @@ impl Pool {
                 if let Some(time) = lease.unseen {
                     self.unseen.remove(&(time, *id));
                 }
+                probed.extend(lease.probe.map(|(incarnation, _)| incarnation));
                 false
             }
         });
+        probed.into_iter().for_each(|incarnation| self.end_probe(incarnation));
         self.places = places;
         self.introduce();
         Ok(())
@@ -311,25 +351,49 @@ impl Pool {
         self.leases.len()
     }
 
-    /// Chooses an endpoint and books the request on it, as lease `id`. `None` when there is no endpoint.
+    /// Chooses an endpoint and books the request on it, as lease `id`. `None` when there is no endpoint, or none that may
+    /// be sent to: [`Pool::shut`] knows.
     pub fn reserve(&mut self, id: LeaseId, ask: &Ask<'_>, now: Instant) -> Option<Choice> {
         self.expire(now);
+        let gate = self.gate(now);
         let mut candidates = std::mem::take(&mut self.candidates);
-        candidates.clear();
-        for place in 0..self.endpoints.len() {
-            candidates.extend(self.candidate(place, ask, now));
+        let mut choose = |pool: &mut Self, places: &[usize], most: usize| {
+            candidates.clear();
+            for place in places {
+                candidates.extend(pool.candidate(*place, ask, now));
+            }
+            pool.hold_back(&mut candidates);
+            let Ask { blocks, demand } = ask;
+            let round = Round { demand, blocks, candidates: &candidates, now };
+            let order = pool.policy.choose(&round, most, &mut pool.random);
+            let first = order.first().and_then(|&at| candidates.get(at).copied());
+            let place = |at: &usize| Some(candidates.get(*at)?.place);
+            (order.iter().filter_map(place).collect::<Vec<usize>>(), first)
+        };
+        let open = std::mem::take(&mut self.open);
+        let (order, candidate) = match gate {
+            Gate::Open => choose(self, &open, self.attempts),
+            Gate::LeastBad => choose(self, &open, 1),
+            Gate::Probe(place) => {
+                let (mut order, candidate) = choose(self, &[place], 1);
+                order.extend(choose(self, &open, self.attempts.saturating_sub(1)).0);
+                (order, candidate)
+            }
+            Gate::Shut(_) => (Vec::new(), None),
+        };
+        (self.open, self.candidates) = (open, candidates);
+        let (place, candidate) = (*order.first()?, candidate?);
+        let choice = Choice {
+            order: order.iter().filter_map(|&at| Some(self.endpoints.get(at)?.address.clone())).collect(),
+            candidate,
+            policy: self.policy.name().to_owned().into(),
+            probe: matches!(gate, Gate::Probe(_)),
+        };
+        self.book_at(id, place, ask, candidate.cached_tokens, now);
+        if choice.probe {
+            self.probe(id);
         }
-        self.hold_back(&mut candidates);
-        let Ask { blocks, demand } = ask;
-        let round = Round { demand, blocks, candidates: &candidates, now };
-        let order = self.policy.choose(&round, self.attempts, &mut self.random);
-        let chosen = order.first().and_then(|at| candidates.get(*at)).copied();
-        let address = |at: &usize| Some(self.endpoints.get(candidates.get(*at)?.place)?.address.clone());
-        let order: Vec<String> = order.iter().filter_map(address).collect();
-        self.candidates = candidates;
-        let candidate = chosen?;
-        self.book_at(id, candidate.place, ask, candidate.cached_tokens, now);
-        Some(Choice { order, candidate, policy: self.policy.name().to_owned().into() })
+        Some(choice)
     }
 
     /// What is known of the endpoint at a place.
@@ -368,6 +432,113 @@ impl Pool {
         if candidates.iter().any(|candidate| factor(candidate) < most) {
             candidates.retain(|candidate| factor(candidate) >= most * random.unit());
         }
+    }
+
+    /// Who may be sent to; fills `open`.
+    fn gate(&mut self, now: Instant) -> Gate {
+        let circuits = self.endpoints.iter_mut().map(|endpoint| &mut endpoint.circuit);
+        self.breaker.gate(circuits, now, &mut self.random, &mut self.open)
+    }
+
+    /// Why nothing can be chosen at the moment: every endpoint is out. `None` when that is not so.
+    pub fn shut(&mut self, now: Instant) -> Option<Shut> {
+        match self.gate(now) {
+            Gate::Shut(shut) => Some(shut),
+            _ => None,
+        }
+    }
+
+    /// Lease `id` is a probe of its endpoint: known of one's own, told of another's.
+    pub fn probe(&mut self, id: LeaseId) {
+        let Some(lease) = self.leases.get_mut(&id).filter(|lease| lease.probe.is_none()) else { return };
+        if let Some(endpoint) = self.endpoints.get_mut(lease.place) {
+            lease.probe = Some((endpoint.incarnation, endpoint.circuit.probe()));
+        }
+    }
+
+    /// Somebody else already probes the endpoint of lease `id`: the lease ends, and until `until`, before which that will
+    /// be heard of, nobody is sent there.
+    pub fn decline(&mut self, id: LeaseId, until: Instant) {
+        if let Some(endpoint) = self.leases.get(&id).and_then(|lease| self.endpoints.get_mut(lease.place)) {
+            endpoint.circuit.decline(until);
+        }
+        self.release(id);
+    }
+
+    /// An attempt of lease `id`, which may have ended, came to `outcome` at `address`.
+    pub fn attempted(
+        &mut self,
+        id: LeaseId,
+        address: &str,
+        outcome: &Outcome,
+        now: Instant,
+    ) -> Option<Moved> {
+        let place = *self.places.get(address)?;
+        let endpoint = self.endpoints.get_mut(place)?;
+        let lease = self.leases.get_mut(&id);
+        let probe = lease.and_then(|lease| lease.probe.take_if(|(at, _)| *at == endpoint.incarnation));
+        if probe.is_some() {
+            endpoint.circuit.release();
+        }
+        let moved = endpoint.circuit.note(&self.breaker, probe.map(|(_, probe)| probe), outcome, now);
+        if moved == Some(Moved::Out) {
+            // If it comes back it may come back empty.
+            endpoint.index = Index::new(self.index_units, self.random.next());
+        }
+        moved
+    }
+
+    /// Whether anything follows from `outcome` at `address`, here or elsewhere; else it need not be told.
+    pub fn concerns(&self, address: &str, outcome: &Outcome) -> bool {
+        let endpoint = self.places.get(address).and_then(|place| self.endpoints.get(*place));
+        endpoint.is_some_and(|endpoint| self.breaker.concerns(&endpoint.circuit, outcome))
+    }
+
+    /// Retries that there may be.
+    pub fn budget(&mut self) -> &mut Budget {
+        &mut self.budget
+    }
+
+    /// How each endpoint stands, and for how long it gets nothing.
+    pub fn standings(&self, now: Instant) -> impl Iterator<Item = (&str, Standing, Duration)> {
+        self.endpoints.iter().map(move |endpoint| {
+            let Endpoint { address, circuit, .. } = endpoint;
+            (address.as_str(), circuit.standing(now), circuit.free_at().since(now))
+        })
+    }
+
+    /// Probes out.
+    pub fn probing(&self) -> u32 {
+        self.endpoints.iter().map(|endpoint| endpoint.circuit.probing()).sum()
+    }
+
+    /// The circuits that are not closed, to [`Pool::adopt`] them elsewhere.
+    pub fn snapshots(&self) -> impl Iterator<Item = (&str, Snapshot)> {
+        self.endpoints
+            .iter()
+            .filter_map(|endpoint| Some((endpoint.address.as_str(), endpoint.circuit.snapshot()?)))
+    }
+
+    /// Takes over what is known elsewhere of the circuit of `address`.
+    pub fn adopt(&mut self, address: &str, snapshot: &Snapshot) {
+        if let Some(endpoint) = self.places.get(address).and_then(|place| self.endpoints.get_mut(*place)) {
+            endpoint.circuit.adopt(snapshot);
+        }
+    }
+
+    /// Probes that an endpoint gets at a time.
+    pub fn most_probes(&self) -> usize {
+        self.breaker.most_probes()
+    }
+
+    /// After this a lease of which nothing more is heard ends by itself.
+    pub fn lease_period(&self) -> Duration {
+        self.lease
+    }
+
+    /// Whether lease `id` is a probe.
+    pub fn probes(&self, id: LeaseId) -> bool {
+        self.leases.get(&id).is_some_and(|lease| lease.probe.is_some())
     }
 
     /// Books a request that somebody else sent to `address`. Unknown addresses are let go.
@@ -412,6 +583,7 @@ impl Pool {
                 expires,
                 queued: Some((now, ahead)),
                 unseen,
+                probe: None,
             },
         );
         let news = News::Booked { place, demand: ask.demand, uncached_tokens: queued_tokens };
@@ -459,31 +631,48 @@ impl Pool {
         }
     }
 
-    /// How the answer of lease `id` went: what it wrote, when that is known, and whether the endpoint failed. Said before
-    /// [`Pool::end`], which need not know.
-    pub fn answered(&mut self, id: LeaseId, output_tokens: Option<u32>, failed: bool, now: Instant) {
+    /// How the answer of lease `id` went. Said before [`Pool::end`], which need not know.
+    pub fn answered(&mut self, id: LeaseId, answered: &Answered, now: Instant) {
         let Some(lease) = self.leases.get(&id) else { return };
+        let place = lease.place;
         let news = News::Ended {
-            place: lease.place,
+            place,
             after: now.since(lease.booked),
             decoding: lease.first_token.map(|first| now.since(first)),
-            output_tokens,
-            failed,
+            output_tokens: answered.output_tokens,
+            failed: answered.failed,
         };
         self.policy.learn(&news, now);
+        let Some(signals) = answered.said() else { return };
+        self.policy.learn(&News::Reported { place, signals }, now);
+        if self.endpoints.get(place).is_some_and(|endpoint| !endpoint.heard.is_asked) {
+            self.take(place, &Report { at: now, signals, ..Report::default() });
+        }
+    }
+
+    /// What the policy learns of answers.
+    pub fn wants(&self) -> Wants {
+        self.policy.wants()
     }
 
     /// What an endpoint says of itself. What it said before is forgotten, also where it says nothing now; and if it has
     /// started anew since then, so is what it was believed to hold.
     pub fn hear(&mut self, address: &str, report: &Report) {
         let Some(&place) = self.places.get(address) else { return };
+        if let Some(endpoint) = self.endpoints.get_mut(place) {
+            endpoint.heard.is_asked = true;
+        }
+        self.take(place, report);
+        let signals = Signals { at: Some(report.at), ..report.signals };
+        self.policy.learn(&News::Reported { place, signals }, report.at);
+    }
+
+    fn take(&mut self, place: usize, report: &Report) {
         let Some(endpoint) = self.endpoints.get_mut(place) else { return };
         let is_alive = |id: &LeaseId| self.leases.get(id).is_some_and(|lease| lease.place == place);
         if endpoint.heard.hear(report, is_alive) {
             endpoint.index = Index::new(self.index_units, self.random.next());
         }
-        let signals = crate::policy::Signals { at: Some(report.at), ..report.signals };
-        self.policy.learn(&News::Reported { place, signals }, report.at);
     }
 
     /// The prompt of lease `id` waits no longer.
@@ -519,7 +708,16 @@ impl Pool {
             endpoint.held_tokens = endpoint.held_tokens.saturating_sub(u64::from(lease.prompt_tokens));
             endpoint.heard.ended(lease.uncached_tokens, lease.booked);
         }
+        if let Some((probed, _)) = lease.probe {
+            self.end_probe(probed);
+        }
         true
+    }
+
+    /// A slot of the endpoint of this incarnation comes back. Not of its lease's: that may have moved to who served.
+    fn end_probe(&mut self, incarnation: u64) {
+        let probed = self.endpoints.iter_mut().find(|endpoint| endpoint.incarnation == incarnation);
+        probed.into_iter().for_each(|endpoint| endpoint.circuit.release());
     }
 
     /// Ends the leases whose time is up, and says how many.
@@ -556,6 +754,22 @@ impl Pool {
     pub fn booked(&self) -> impl Iterator<Item = (LeaseId, &str, u32)> {
         self.leases.iter().filter_map(|(id, lease)| {
             Some((*id, self.endpoints.get(lease.place)?.address.as_str(), lease.queued_tokens))
+        })
+    }
+
+    /// The addresses of its endpoints.
+    pub fn addresses(&self) -> impl Iterator<Item = &str> {
+        self.endpoints.iter().map(|endpoint| endpoint.address.as_str())
+    }
+
+    /// What engines said of themselves, of those endpoints whose word is not too old.
+    pub fn said(&self, now: Instant) -> impl Iterator<Item = Said> {
+        self.endpoints.iter().filter_map(move |endpoint| {
+            let heard = endpoint.heard.fresh(now, self.stale)?;
+            let Signals { waiting, running, kv_usage, at, .. } = heard.signals;
+            let age = now.since(at?);
+            let (address, sent_since) = (endpoint.address.clone(), heard.unseen);
+            Some(Said { address, waiting, running, kv_usage, sent_since, age_ms: age.as_millis() as u64 })
         })
     }
 

@@ -70,10 +70,10 @@ impl Pools {
             }
             let own = spec.choose.as_ref();
             let mut pool = Pool::new(own.unwrap_or(config), &spec.endpoints, random.next()).map_err(
-                |invalid| match (invalid.at.starts_with("policy"), own) {
-                    (true, None) => invalid.within("choose"),
-                    (true, Some(_)) => invalid.within(&place("choose")),
-                    (false, _) => invalid.within(&format!("pools[{at}]")),
+                |invalid| match (invalid.at.starts_with("endpoints"), own) {
+                    (false, None) => invalid.within("choose"),
+                    (false, Some(_)) => invalid.within(&place("choose")),
+                    (true, _) => invalid.within(&format!("pools[{at}]")),
                 },
             )?;
             pool.describe(spec.attributes.clone());

@@ -11,6 +11,7 @@
 use super::LeaseId;
 use crate::instant::Instant;
 use crate::policy::{Adapter, Signals};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -25,6 +26,47 @@ pub struct Report {
     pub adapters: Option<Adapters>,
     /// Numbers that only grow while an engine lives: if one has shrunk it is another.
     pub totals: Vec<f64>,
+    /// When its process started, in seconds: another time is another engine.
+    pub started: Option<f64>,
+}
+
+/// How an answer went, for policies that learn.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Answered {
+    /// Tokens that it wrote, when that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output_tokens: Option<u32>,
+    /// The endpoint failed.
+    pub failed: bool,
+    /// What the endpoint said of itself beside it (ORCA): requests queued, in its batch, KV usage, utilisation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<u32>,
+    /// Requests in its batch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub running: Option<u32>,
+    /// Part of its KV memory in use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_usage: Option<f64>,
+    /// Its utilisation as a whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub utilization: Option<f64>,
+}
+
+impl Answered {
+    /// With what the endpoint said of itself.
+    #[must_use]
+    pub fn with(self, signals: &Signals) -> Self {
+        let Signals { waiting, running, kv_usage, utilization, .. } = *signals;
+        Self { waiting, running, kv_usage, utilization, ..self }
+    }
+
+    /// What the endpoint said of itself, if anything.
+    pub(super) fn said(&self) -> Option<Signals> {
+        let Self { waiting, running, kv_usage, utilization, .. } = *self;
+        let signals = Signals { waiting, running, kv_usage, utilization, ..Signals::default() };
+        (signals != Signals::default()).then_some(signals)
+    }
 }
 
 /// LoRA adapters of an engine, by [`crate::wire::name_hash`] of their names.
@@ -44,6 +86,9 @@ pub(super) struct Heard {
     pub(super) signals: Signals,
     adapters: Option<Adapters>,
     totals: Vec<f64>,
+    started: Option<f64>,
+    /// It is asked, so that what it says beside answers is no news.
+    pub(super) is_asked: bool,
     /// Requests sent since, and not ended, and their uncached tokens.
     pub(super) unseen: u32,
     pub(super) unseen_tokens: u64,
@@ -70,10 +115,12 @@ impl Heard {
                 self.ended(tokens, booked);
             }
         }
-        let is_new = self.totals.iter().zip(&report.totals).any(|(before, now)| now < before);
+        let is_new = self.totals.iter().zip(&report.totals).any(|(before, now)| now < before)
+            || self.started.zip(report.started).is_some_and(|(before, now)| now > before + 1.0);
         self.signals = Signals { at: Some(report.at), ..report.signals };
         self.adapters.clone_from(&report.adapters);
         self.totals.clone_from(&report.totals);
+        self.started = report.started.or(self.started);
         is_new
     }
 

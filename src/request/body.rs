@@ -235,6 +235,11 @@ impl<'a> Sink<'a> for Body<'a> {
                     map.next_value_seed(To(&mut Prompt { role: "", level: Level::Whole, into }))?;
                     self.prompts = self.turns.len().saturating_sub(before) as u64;
                 }
+                // SGLang's, beside its text.
+                "image_data" | "audio_data" | "video_data" => {
+                    let media = raw(&mut map)?.map(|value| Content::Media(value.get().as_bytes()));
+                    self.turns.extend(media.map(|content| Segment { role: key, content }));
+                }
                 field => {
                     other_model |= field.eq_ignore_ascii_case("model");
                     skip(&mut map)?;
@@ -334,7 +339,7 @@ impl<'a> Prompt<'_, 'a> {
                 _ => {
                     let raw: &RawValue = map.next_value()?;
                     if raw.get() != "null" && rest.len() < MOST_PIECES {
-                        rest.push(Segment { role: key, content: Content::Raw(raw) });
+                        rest.push(Segment { content: Content::of(&key, raw), role: key });
                     }
                 }
             }
@@ -348,13 +353,17 @@ impl<'a> Prompt<'_, 'a> {
         Ok(())
     }
 
-    /// A part of a message: its text, or an image, a sound, a tool's result as the client wrote it.
+    /// A part of a message: its text, an image, or a tool's result, which has parts of its own.
     fn part<A: MapAccess<'a>>(&mut self, mut map: A) -> Result<(), A::Error> {
         while let Some(key) = next_key(&mut map)? {
             match &*key {
                 "text" => map.next_value_seed(To(&mut self.at(Level::Part)))?,
+                "content" => map.next_value_seed(To(&mut self.at(Level::Parts)))?,
                 "type" | "cache_control" => skip(&mut map)?,
-                _ => self.keep(Segment { role: key, content: Content::Raw(map.next_value()?) }),
+                _ => {
+                    let raw = map.next_value()?;
+                    self.keep(Segment { content: Content::of(&key, raw), role: key });
+                }
             }
         }
         Ok(())

@@ -30,8 +30,12 @@ pub struct Config {
     /// Size of the smallest prefix block, in tokens: the engine's block size or a multiple of it. Blocks grow with what
     /// precedes them, see [`crate::block`].
     pub block_tokens: NonZeroU32,
-    /// Bytes of prompt per token, for estimates: 4 suits English text in most vocabularies.
+    /// Bytes of prompt per token: by these blocks are cut, and prompts estimated until a model's answers tell better. 4 suits
+    /// English text in most vocabularies.
     pub bytes_per_token: NonZeroU32,
+    /// Tokens that an image, a sound or a document counts as: their bytes say little. 1,000 is what current models
+    /// make of an image of a megapixel. 0 to 65,535.
+    pub media_tokens: u16,
     /// Most blocks hashed per prompt; what follows them counts as tokens, but not for affinity.
     pub max_blocks: usize,
 }
@@ -59,10 +63,17 @@ impl Default for Config {
             max_decoded_bytes: 32 << 20,
             adapters: BTreeMap::new(),
             tenant_headers: Names::of(&[wire::FAIRNESS_ID]),
-            session_headers: Names::of(&["x-session-id", "session_id", "x-claude-code-session-id"]),
+            session_headers: Names::of(&[
+                "x-session-id",
+                "x-session-affinity",
+                "x-claude-code-session-id",
+                "session-id",
+                "session_id",
+            ]),
             id_seed: 0,
             block_tokens: SIXTEEN,
             bytes_per_token: FOUR,
+            media_tokens: 1_000,
             max_blocks: 4096,
         }
     }

@@ -156,7 +156,7 @@ impl Dialect {
     }
 
     /// Its errors have Anthropic's shape; those of all others have OpenAI's.
-    pub(super) fn is_anthropic(self) -> bool {
+    pub(crate) fn is_anthropic(self) -> bool {
         matches!(self, Self::Messages | Self::CountTokens)
     }
 

@@ -65,10 +65,9 @@ impl Facts {
         }
     }
 
-    /// All but the prompt's size.
+    /// All but the session and the prompt's size.
     pub(super) fn new(incoming: &Incoming, model: Option<String>, body: &Body<'_>, config: &Config) -> Self {
         let Incoming { dialect, caller, .. } = incoming;
-        let id = |kind, name: Option<std::borrow::Cow<'_, str>>| Some(config.id(kind, &name?));
         Self {
             base_model: model.as_ref().and_then(|model| config.adapters.get(model)).cloned(),
             model,
@@ -80,8 +79,7 @@ impl Facts {
             objective: caller.objective(),
             tier: body.service_tier.as_deref().and_then(word),
             tenant: caller.tenant(),
-            session: caller.session().or_else(|| id(Kind::Session, body.session())),
-            user: id(Kind::User, body.user()),
+            user: body.user().map(|name| config.id(Kind::User, &name)),
             ..Self::of(*dialect)
         }
     }

@@ -27,6 +27,7 @@ mod path;
 mod refusal;
 mod segment;
 mod sink;
+mod size;
 
 pub(crate) use caller::word;
 pub use caller::{Caller, Kind, Names};
@@ -37,11 +38,13 @@ pub use head::{Head, Incoming, Plan, plan};
 pub use path::Paths;
 pub use refusal::Refusal;
 pub use segment::{Content, Segment};
+pub use size::{Ratio, Ratios, Size};
 
 use crate::block::Blocks;
 use body::{Body, Model};
 use coding::Broken;
 use head::Form;
+use segment::Media;
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -64,6 +67,8 @@ pub struct Reading<'a> {
     pub prompt: Vec<Segment<'a>>,
     /// Chained hashes of the prompt's full blocks.
     pub blocks: Vec<u64>,
+    /// How long the prompt is, to estimate its tokens by another ratio than the configured one.
+    pub size: Size,
     /// Where the body names the model: the whole JSON string, quotes included. `None` where it cannot be changed in place.
     pub model_at: Option<Range<usize>>,
 }
@@ -90,16 +95,16 @@ impl Incoming {
 
     /// Reads a complete and decoded body.
     pub fn read<'a>(&self, body: &'a [u8], config: &Config) -> Result<Reading<'a>, Refusal> {
-        self.read_as(body, config, |_| None)
+        self.read_as(body, config, |_, _| None)
     }
 
-    /// Reads a complete and decoded body whose model may be served by another: `rename` gives that one's name. Facts and
-    /// blocks are the other's, as the engine will see it.
+    /// Reads a complete and decoded body whose model may be served by another: `rename` is given its name and what stands
+    /// for the session, if there is one, and gives the other's. Facts and blocks are the other's, as the engine will see it.
     pub fn read_as<'a>(
         &self,
         whole: &'a [u8],
         config: &Config,
-        rename: impl FnOnce(&str) -> Option<String>,
+        rename: impl FnOnce(&str, Option<u64>) -> Option<String>,
     ) -> Result<Reading<'a>, Refusal> {
         let dialect = self.dialect;
         let refuse = |why: String| Refusal::new(dialect, 400, why);
@@ -124,7 +129,8 @@ impl Incoming {
             return Err(refuse(format!("the prompt has {} pieces or more", body::MOST_PIECES)));
         }
         let model_at = body.model_at(whole).filter(|_| self.coding.is_none());
-        let (model, rewritten_from) = match model.as_deref().and_then(rename) {
+        let session = self.caller.session().or_else(|| Some(config.id(Kind::Session, &body.session()?)));
+        let (model, rewritten_from) = match model.as_deref().and_then(|model| rename(model, session)) {
             Some(target) if model.as_ref() != Some(&target) => (Some(target), model),
             _ => (model, None),
         };
@@ -132,15 +138,18 @@ impl Incoming {
         let mut facts = Facts::new(self, model, &body, config);
         let prompt = body.into_prompt(dialect);
         let mut blocks = Blocks::new(&seed, config.unit_bytes(), config.max_blocks);
+        let bytes_per_token = config.bytes_per_token.get();
+        let mut media = Media::new(config.media_tokens, bytes_per_token);
+        let mut size = Size::default();
         for segment in &prompt {
-            segment.feed(&mut blocks);
+            segment.feed(&mut blocks, &mut media, &mut size);
         }
         let (hashes, bytes) = blocks.finish();
-        let count = |unit: usize| u32::try_from(bytes.div_ceil(unit)).unwrap_or(u32::MAX);
-        facts.prompt_tokens = count(config.bytes_per_token.get() as usize);
-        facts.prompt_units = count(config.unit_bytes());
+        facts.prompt_tokens = size.tokens(Ratio::of(bytes_per_token));
+        facts.prompt_units = u32::try_from(bytes.div_ceil(config.unit_bytes())).unwrap_or(u32::MAX);
         facts.rewritten_from = rewritten_from;
-        Ok(Reading { facts, prompt, blocks: hashes, model_at })
+        facts.session = session;
+        Ok(Reading { facts, prompt, blocks: hashes, size, model_at })
     }
 }
 

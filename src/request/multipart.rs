@@ -46,7 +46,7 @@ pub(super) fn read<'a>(body: &'a [u8], boundary: &str, dialect: Dialect) -> Resu
         if !known {
             if part.file {
                 let role = name.into();
-                read.turns.push(Segment { role, content: Content::File(part.bytes) });
+                read.turns.push(Segment { role, content: Content::Media(part.bytes) });
             }
             continue;
         }

@@ -26,7 +26,7 @@ mod restore;
 mod rules;
 
 pub use restore::Restorer;
-pub use rules::{Chosen, Config, Rule, Rules, Target, key};
+pub use rules::{Chosen, Config, Rule, Rules, Target};
 
 use std::ops::Range;
 

@@ -10,21 +10,11 @@ use xxhash_rust::xxh64::xxh64;
 const MOST_WEIGHT: u32 = 1_000_000;
 
 /// Which models are served by others. Without rules, none.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// The rules, in any order.
     pub rules: Vec<Rule>,
-    /// Headers that name a request's session; the first that it has counts. Requests of one session get one target.
-    pub session_headers: Vec<String>,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        let known =
-            ["x-session-id", "x-session-affinity", "x-claude-code-session-id", "session-id", "session_id"];
-        Self { rules: Vec::new(), session_headers: known.map(str::to_owned).to_vec() }
-    }
 }
 
 /// One rule.
@@ -55,7 +45,6 @@ pub struct Rules {
     /// Longest first. `*` is the empty prefix.
     prefixes: Vec<(String, usize)>,
     rules: Vec<Vec<Weighted>>,
-    session_headers: Vec<String>,
     /// Each target once.
     names: Vec<String>,
 }
@@ -78,8 +67,7 @@ pub struct Chosen<'r> {
 impl Rules {
     /// Checks and takes over the rules of a configuration.
     pub fn new(config: &Config) -> Result<Self, Invalid> {
-        let session_headers = config.session_headers.iter().map(|name| name.to_ascii_lowercase()).collect();
-        let mut made = Self { session_headers, ..Self::default() };
+        let mut made = Self::default();
         let mut patterns = HashMap::new();
         for (at, rule) in config.rules.iter().enumerate() {
             let place = |field: &str| format!("rules[{at}].{field}");
@@ -149,12 +137,7 @@ impl Rules {
         self.names.iter().map(String::as_str)
     }
 
-    /// The session of a request; `header` gives the value of a header by its name in lower case.
-    pub fn session<'h>(&self, header: impl Fn(&str) -> Option<&'h str>) -> Option<&'h str> {
-        self.session_headers.iter().find_map(|name| header(name).filter(|value| !value.is_empty()))
-    }
-
-    /// The target that serves `model`, if a rule matches it. `key` stands for the session ([`key()`]), or is random; it is
+    /// The target that serves `model`, if a rule matches it. `key` is the hash that stands for its session, or random; it is
     /// asked for only where there is a choice.
     pub fn choose(&self, model: &str, key: impl FnOnce() -> u64) -> Option<Chosen<'_>> {
         let by_prefix =
@@ -177,11 +160,6 @@ impl Rules {
     fn name(&self, target: &Weighted) -> Option<&str> {
         self.names.get(target.place).map(String::as_str)
     }
-}
-
-/// What stands for a session in [`Rules::choose`].
-pub fn key(session: &str) -> u64 {
-    xxh64(session.as_bytes(), 0)
 }
 
 /// Uniform in (0, 1), without either end.

@@ -67,8 +67,13 @@ fn split(weights: [u32; 3]) -> Rules {
 }
 
 /// The target of each of many sessions.
+/// The hash that stands for a session.
+fn session(n: u32) -> u64 {
+    request::Config::default().id(request::Kind::Session, &format!("session-{n}"))
+}
+
 fn chosen(rules: &Rules) -> Vec<&str> {
-    (0..20_000).map(|n| rules.choose("m", || key(&format!("session-{n}"))).unwrap().model).collect()
+    (0..20_000).map(|n| rules.choose("m", || session(n)).unwrap().model).collect()
 }
 
 #[test]
@@ -86,17 +91,6 @@ fn shares_are_as_weights_and_a_changed_weight_moves_only_its_share() {
 }
 
 #[test]
-fn the_first_configured_header_that_is_there_names_the_session() {
-    let rules = rules(r#"{"session_headers":["X-Own","x-other"]}"#);
-    let session = |headers: &[(&'static str, &'static str)]| {
-        rules.session(|wanted| headers.iter().find(|(name, _)| *name == wanted).map(|(_, value)| *value))
-    };
-    assert_eq!(session(&[("x-other", "2"), ("x-own", "1")]), Some("1"));
-    assert_eq!(session(&[("x-other", "2"), ("x-own", "")]), Some("2"));
-    assert_eq!(session(&[("x-session-id", "3")]), None);
-}
-
-#[test]
 fn only_the_models_bytes_change() {
     let bodies = [
         ("{ \"z\":1e400,\"seed\":9007199254740993, \"model\" :\t", ",\"a\":\"\\u003cb>\",\"messages\":[]}\n"),
@@ -110,7 +104,7 @@ fn only_the_models_bytes_change() {
             .zip(["much-longer-than-that", "short", r#"q"u\ote"#, "other"].into_iter().cycle())
         {
             let body = format!("{before}{spelt}{after}");
-            let rename = |model: &str| (model == "model").then(|| target.to_owned());
+            let rename = |model: &str, _| (model == "model").then(|| target.to_owned());
             let reading = request::Incoming::from(Dialect::Chat)
                 .read_as(body.as_bytes(), &request::Config::default(), rename)
                 .unwrap();
@@ -141,7 +135,7 @@ fn blocks_are_those_of_the_target() {
     };
     let read = |model: &str, target: Option<&str>| {
         let config = request::Config::default();
-        let rename = |_: &str| target.map(str::to_owned);
+        let rename = |_: &str, _| target.map(str::to_owned);
         let body = body(model);
         let reading =
             request::Incoming::from(Dialect::Chat).read_as(body.as_bytes(), &config, rename).unwrap();

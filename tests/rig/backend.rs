@@ -99,7 +99,7 @@ impl Backend {
     }
 
     /// An edit of Envoy's configuration that puts it in the place of a pool's engines, for these models and for
-    /// requests without a model to one of these path prefixes. WebSocket upgrades are let through.
+    /// requests without a model to one of these path prefixes.
     pub fn place(&self, envoy: &mut Value, pool: usize, models: &[&str], prefixes: &[&str]) {
         let name = ["small", "large"][pool];
         let (host, port) = self.address.rsplit_once(':').expect("address:port");
@@ -124,9 +124,6 @@ impl Backend {
         for host in find_all(envoy, &|value| value["routes"].is_array()) {
             let all = host["routes"].as_array_mut().expect("a list");
             all.splice(0..0, routes.iter().cloned());
-        }
-        for manager in find_all(envoy, &|value| value["http_filters"].is_array()) {
-            manager["upgrade_configs"] = json!([{"upgrade_type": "websocket"}]);
         }
     }
 }

@@ -100,14 +100,47 @@ fn endpoint(address: &str) -> Value {
     json!({"endpoint": {"address": {"socket_address": {"address": host, "port_value": port}}}})
 }
 
-/// Changes the plugin configuration of a filter of Envoy's configuration.
+/// Changes the plugin configuration of a filter of Envoy's configuration, also where it is a part of `chain`.
 pub fn filter_config(envoy: &mut Value, name: &str, change: impl Fn(&mut Value)) {
-    for plugin in find_all(envoy, &|value| value["vm_config"].is_object() && value["name"] == name) {
+    for plugin in find_all(envoy, &|value| value["vm_config"].is_object()) {
+        let own = plugin["name"] == name;
+        if !own && plugin["name"] != "chain" {
+            continue;
+        }
         let text = &mut plugin["configuration"]["value"];
         let mut config: Value = serde_json::from_str(text.as_str().expect("JSON text")).expect("JSON");
-        change(&mut config);
+        match own {
+            true => change(&mut config),
+            false => config.get_mut(name).into_iter().for_each(&change),
+        }
         *text = config.to_string().into();
     }
+}
+
+/// Changes the configuration of `pick`, be it a module of its own or a part of `chain`.
+pub fn pick_config(envoy: &mut Value, change: impl Fn(&mut Value)) {
+    filter_config(envoy, "pick", &change);
+    filter_config(envoy, "chain", |chain| change(&mut chain["pick"]));
+}
+
+/// An edit that gives all pools this breaker.
+pub fn breaker(config: Value) -> crate::Edit {
+    Box::new(move |envoy| pick_config(envoy, |pick| pick["choose"]["breaker"] = config.clone()))
+}
+
+/// An edit that has endpoints chosen whatever their answers were.
+pub fn no_breaker() -> crate::Edit {
+    breaker(json!({"rules": [], "hold_off_ms": 0, "max_retry_after_ms": 0}))
+}
+
+/// Puts other endpoints into a pool: into its cluster and into `pick`.
+pub fn place_pool(envoy: &mut Value, pool: usize, addresses: &[String]) {
+    let name = ["small", "large"][pool];
+    for cluster in find_all(envoy, &|value| value["load_assignment"]["cluster_name"] == name) {
+        cluster["load_assignment"]["endpoints"][0]["lb_endpoints"] =
+            addresses.iter().map(|address| endpoint(address)).collect();
+    }
+    pick_config(envoy, |pick| pick["pools"][pool]["endpoints"] = addresses.into());
 }
 
 /// All values anywhere in a configuration that a test holds for; not those within another that is found.

@@ -17,7 +17,7 @@ mod process;
 pub mod raw;
 
 pub use backend::Backend;
-pub use config::{filter_config, find_all, shipped};
+pub use config::{breaker, filter_config, find_all, no_breaker, pick_config, place_pool, shipped};
 pub use process::{Process, repository};
 pub use raw::Raw;
 
@@ -57,6 +57,8 @@ pub struct Setup {
     pub edit_scorer: Option<Edit>,
     /// Log level of Envoy.
     pub log_level: &'static str,
+    /// Log level of the filters and of the scorer.
+    pub own_log_level: &'static str,
 }
 
 impl Default for Setup {
@@ -75,6 +77,7 @@ impl Default for Setup {
             edit: None,
             edit_scorer: None,
             log_level: "warn",
+            own_log_level: "info",
         }
     }
 }
@@ -108,17 +111,19 @@ pub struct Scorer {
     /// Its process.
     pub process: Process,
     log: PathBuf,
+    log_level: &'static str,
 }
 
 impl Scorer {
-    fn command(config: &Path) -> Vec<String> {
+    fn start_process(config: &Path, log: &Path, level: &str) -> Result<Process> {
         let weir = repository().join("dist/weir").display().to_string();
-        vec![weir, "scorer".into(), "--config".into(), config.display().to_string()]
+        let command = ["env".into(), format!("RUST_LOG={level}"), weir, "scorer".into(), "--config".into()];
+        Process::start(&[&command[..], &[config.display().to_string()]].concat(), log)
     }
 
     /// Starts it again after [`Process::kill`].
     pub async fn restart(&mut self) -> Result<()> {
-        self.process = Process::start(&Self::command(&self.config), &self.log)?;
+        self.process = Self::start_process(&self.config, &self.log, self.log_level)?;
         wait_until("the scorer answers", Duration::from_secs(10), async || {
             get(&self.url, "/healthz").await.is_ok()
         })
@@ -141,7 +146,7 @@ impl Gateway {
         let addresses =
             [0, 1].map(|pool: usize| engines[pool].iter().map(|e| e.addr.to_string()).collect::<Vec<_>>());
         let scorer = match setup.scorer {
-            true => Some(start_scorer(dir.path(), &addresses, setup.edit_scorer.as_ref()).await?),
+            true => Some(start_scorer(dir.path(), &addresses, &setup).await?),
             false => None,
         };
         let scorer_port = scorer.as_ref().map(|scorer| port_of(&scorer.url));
@@ -169,6 +174,8 @@ impl Gateway {
             setup.workers.to_string(),
             "-l".into(),
             setup.log_level.into(),
+            "--component-log-level".into(),
+            format!("wasm:{}", setup.own_log_level),
             "--file-flush-interval-msec".into(),
             "50".into(),
         ];
@@ -235,6 +242,12 @@ impl Gateway {
         Ok(stats.iter().filter(|(name, _)| name.contains("weir_pick_leases")).map(|(_, value)| value).sum())
     }
 
+    /// A stat of `breaker`'s, over all pools: `trips_total`, `out`, `probes`, …
+    pub async fn breaker(&self, name: &str) -> Result<u64> {
+        let name = format!("wasmcustom.weir_breaker_{name};");
+        Ok(self.stats().await?.iter().filter(|(own, _)| own.starts_with(&name)).map(|(_, value)| value).sum())
+    }
+
     /// Leases out, as the scorer counts them.
     pub async fn scorer_leases(&self) -> Result<u64> {
         let scorer = self.scorer.as_ref().context("there is no scorer")?;
@@ -257,14 +270,15 @@ impl Gateway {
             .sum()
     }
 
-    /// Waits until nobody holds anything any more: engines, `pick`, scorer.
+    /// Waits until nobody holds anything any more: engines, `pick`, scorer; no lease, and no slot of a probe.
     pub async fn quiet(&self, most: Duration) -> Result<()> {
         let quiet = async || {
             let scorer = match &self.scorer {
                 Some(_) => self.scorer_leases().await.is_ok_and(|leases| leases == 0),
                 None => true,
             };
-            scorer && self.in_engines() == 0 && self.leases().await.is_ok_and(|leases| leases == 0)
+            let probes = self.breaker("probes").await.is_ok_and(|probes| probes == 0);
+            scorer && probes && self.in_engines() == 0 && self.leases().await.is_ok_and(|leases| leases == 0)
         };
         let waited = wait_until("all leases have ended", most, quiet).await;
         let (pick, scorer) = (self.leases().await, self.scorer_leases().await.ok());
@@ -285,24 +299,25 @@ impl Gateway {
     }
 }
 
-async fn start_scorer(dir: &Path, addresses: &[Vec<String>; 2], edit: Option<&Edit>) -> Result<Scorer> {
+async fn start_scorer(dir: &Path, addresses: &[Vec<String>; 2], setup: &Setup) -> Result<Scorer> {
     let port = free_port()?;
     let mut scorer = shipped("envoy/scorer.yaml")?;
     scorer["listen"] = format!("127.0.0.1:{port}").into();
     for (pool, addresses) in addresses.iter().enumerate() {
         scorer["pools"][pool]["endpoints"] = addresses.clone().into();
     }
-    if let Some(edit) = edit {
+    if let Some(edit) = &setup.edit_scorer {
         edit(&mut scorer);
     }
     let config = dir.join("scorer.json");
     std::fs::write(&config, serde_json::to_vec_pretty(&scorer)?)?;
     let log = dir.join("scorer.log");
-    let process = Process::start(&Scorer::command(&config), &log)?;
+    let log_level = setup.own_log_level;
+    let process = Scorer::start_process(&config, &log, log_level)?;
     let url = format!("http://127.0.0.1:{port}");
     wait_until("the scorer answers", Duration::from_secs(10), async || get(&url, "/healthz").await.is_ok())
         .await?;
-    Ok(Scorer { url, config, process, log })
+    Ok(Scorer { url, config, process, log, log_level })
 }
 
 /// A chat request of one user's message.

@@ -31,7 +31,7 @@ impl Sample {
 
 /// All rounds of one system at one size.
 pub(crate) struct Row {
-    pub(crate) system: &'static str,
+    pub(crate) system: String,
     pub(crate) samples: Vec<Sample>,
 }
 
@@ -129,8 +129,8 @@ mod tests {
             let measured = Measured { requests: 1000, seconds: cpu, p50_ms: cpu, p99_ms: cpu };
             Sample { cpu, closed: measured, open: measured }
         };
-        let base = Row { system: "envoy", samples: vec![sample(1.0), sample(2.0), sample(4.0)] };
-        let twice = Row { system: "twice", samples: vec![sample(2.0), sample(4.0), sample(8.0)] };
+        let base = Row { system: "envoy".into(), samples: vec![sample(1.0), sample(2.0), sample(4.0)] };
+        let twice = Row { system: "twice".into(), samples: vec![sample(2.0), sample(4.0), sample(8.0)] };
         let table = table(1, &[base, twice]);
         let constant = "2.00 / 2.00 / 2.00";
         assert!(table.ends_with(&format!(

@@ -19,14 +19,11 @@ pub(crate) struct Options {
     /// The Envoy binary.
     #[arg(long, default_value = "envoy")]
     envoy: PathBuf,
-    /// Complete Envoy configuration of Weir's chain without a scorer. In it {{PORT}}, {{ADMIN_PORT}}, {{BACKEND_1}},
-    /// {{BACKEND_2}} and {{SCORER_PORT}} stand for port numbers on 127.0.0.1. Without it `weir` is left out.
-    #[arg(long, value_name = "FILE")]
-    weir_config: Option<PathBuf>,
-    /// The same with the filters as separate modules.
-    #[arg(long, value_name = "FILE")]
-    weir_modules_config: Option<PathBuf>,
-    /// The same with a scorer, which listens on {{SCORER_PORT}}.
+    /// An Envoy of this name with this complete configuration; may be given again. In it {{PORT}}, {{ADMIN_PORT}},
+    /// {{BACKEND_1}}, {{BACKEND_2}} and {{SCORER_PORT}} stand for port numbers on 127.0.0.1.
+    #[arg(long = "system", value_name = "NAME=FILE", value_parser = named)]
+    systems: Vec<(String, PathBuf)>,
+    /// The same with Weir's scorer, which listens on {{SCORER_PORT}}.
     #[arg(long, value_name = "FILE", requires = "scorer_command")]
     weir_scorer_config: Option<PathBuf>,
     /// Starts that scorer; {{SCORER_PORT}}, {{BACKEND_1}} and {{BACKEND_2}} stand for port numbers, the shell's
@@ -42,10 +39,10 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 6)]
     rounds: usize,
     /// Body sizes in KiB.
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 128])]
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 128, 1024])]
     sizes: Vec<usize>,
     /// Requests of a closed loop, one number a size.
-    #[arg(long, value_delimiter = ',', default_values_t = [2000, 1500, 600])]
+    #[arg(long, value_delimiter = ',', default_values_t = [2000, 1500, 600, 100])]
     requests: Vec<usize>,
     /// Requests of a warm-up before each measurement.
     #[arg(long, default_value_t = 200)]
@@ -63,6 +60,11 @@ pub(crate) struct Options {
     out: Option<PathBuf>,
 }
 
+fn named(text: &str) -> Result<(String, PathBuf), String> {
+    let (name, file) = text.split_once('=').ok_or("expected NAME=FILE")?;
+    Ok((name.to_owned(), file.into()))
+}
+
 pub(crate) async fn run(options: &Options) -> Result<()> {
     ensure!(options.rounds > 0 && options.rate > 0.0 && options.concurrency > 0, "nothing to measure");
     ensure!(options.sizes.len() == options.requests.len(), "--requests needs one number for each of --sizes");
@@ -70,8 +72,7 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
     let sglang = if options.without_sglang { None } else { Some(machine::sglang_router().await?) };
     let plan = Plan {
         envoy: options.envoy.clone(),
-        weir: options.weir_config.clone(),
-        weir_modules: options.weir_modules_config.clone(),
+        systems: options.systems.clone(),
         weir_scorer: options.weir_scorer_config.clone(),
         scorer_command: options.scorer_command.clone(),
         sglang,
@@ -101,7 +102,7 @@ async fn measured(options: &Options, plan: &Plan, scratch: &std::path::Path) -> 
     let mut tables = String::new();
     for (&kib, &requests) in options.sizes.iter().zip(&options.requests) {
         let mut rows: Vec<Row> =
-            systems.iter().map(|system| Row { system: system.name, samples: Vec::new() }).collect();
+            systems.iter().map(|system| Row { system: system.name.clone(), samples: Vec::new() }).collect();
         for round in 1..=options.rounds {
             let mut turns: Vec<_> = systems.iter().zip(&mut rows).collect();
             fastrand::shuffle(&mut turns);

@@ -21,8 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// What can be started.
 pub(crate) struct Plan {
     pub(crate) envoy: PathBuf,
-    pub(crate) weir: Option<PathBuf>,
-    pub(crate) weir_modules: Option<PathBuf>,
+    /// Envoys by their names, each with its configuration.
+    pub(crate) systems: Vec<(String, PathBuf)>,
     pub(crate) weir_scorer: Option<PathBuf>,
     pub(crate) scorer_command: Option<String>,
     /// The Python that has sglang-router.
@@ -31,7 +31,7 @@ pub(crate) struct Plan {
 }
 
 pub(crate) struct System {
-    pub(crate) name: &'static str,
+    pub(crate) name: String,
     pub(crate) port: u16,
     /// Must listen too before the system counts as ready: a chain without its scorer would still answer.
     beside: Option<u16>,
@@ -80,11 +80,8 @@ pub(crate) async fn start(plan: &Plan, scratch: &Path) -> Result<(System, Vec<Sy
     let backends = launch.backends()?;
     backends.ready().await?;
     let mut systems = vec![launch.envoy(BASE, include_str!("envoy/envoy.yaml"), None)?];
-    if let Some(file) = &plan.weir {
-        systems.push(launch.envoy("weir", &read(file)?, None)?);
-    }
-    if let Some(file) = &plan.weir_modules {
-        systems.push(launch.envoy("weir, three modules", &read(file)?, None)?);
+    for (name, file) in &plan.systems {
+        systems.push(launch.envoy(name, &read(file)?, None)?);
     }
     if let (Some(file), Some(command)) = (&plan.weir_scorer, &plan.scorer_command) {
         systems.push(launch.envoy("weir+scorer", &read(file)?, Some(command))?);
@@ -126,11 +123,16 @@ impl Launch<'_> {
             let command = [program.as_os_str(), "backend".as_ref(), "--port".as_ref(), port.as_ref()];
             processes.push(self.run(&name, LOAD_CORE, &command)?);
         }
-        Ok(System { name: "backends", port: self.backends[0], beside: Some(self.backends[1]), processes })
+        Ok(System {
+            name: "backends".into(),
+            port: self.backends[0],
+            beside: Some(self.backends[1]),
+            processes,
+        })
     }
 
     /// An Envoy from a template, with a scorer beside it when there is a command for one.
-    fn envoy(&mut self, name: &'static str, template: &str, scorer: Option<&str>) -> Result<System> {
+    fn envoy(&mut self, name: &str, template: &str, scorer: Option<&str>) -> Result<System> {
         let (port, beside) = (self.port()?, self.port()?);
         let mut processes = Vec::new();
         if let Some(command) = scorer {
@@ -139,7 +141,7 @@ impl Launch<'_> {
             processes.push(self.run("scorer", PROXY_CORE, &command)?);
         }
         processes.push(self.envoy_process(name, template, &[("PORT", port), ("SCORER_PORT", beside)])?);
-        Ok(System { name, port, beside: scorer.map(|_| beside), processes })
+        Ok(System { name: name.to_owned(), port, beside: scorer.map(|_| beside), processes })
     }
 
     fn ext_proc(&mut self) -> Result<System> {
@@ -149,7 +151,7 @@ impl Launch<'_> {
         let server = self.run("ext_proc-server", PROXY_CORE, &command)?;
         let template = include_str!("envoy/ext_proc.yaml");
         let envoy = self.envoy_process("ext_proc", template, &[("PORT", port), ("EXT_PROC_PORT", beside)])?;
-        Ok(System { name: "ext_proc buf", port, beside: Some(beside), processes: vec![server, envoy] })
+        Ok(System { name: "ext_proc buf".into(), port, beside: Some(beside), processes: vec![server, envoy] })
     }
 
     fn sglang(&mut self, python: &Path) -> Result<System> {
@@ -163,7 +165,7 @@ impl Launch<'_> {
         let words = command.split_whitespace().map(OsStr::new);
         let command: Vec<&OsStr> = std::iter::once(python.as_os_str()).chain(words).collect();
         let process = self.run("sglang-router", PROXY_CORE, &command)?;
-        Ok(System { name: "sglang-router cache_aware", port, beside: None, processes: vec![process] })
+        Ok(System { name: "sglang-router cache_aware".into(), port, beside: None, processes: vec![process] })
     }
 
     fn envoy_process(&mut self, name: &str, template: &str, ports: &[(&str, u16)]) -> Result<Process> {

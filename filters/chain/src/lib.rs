@@ -176,6 +176,7 @@ impl Filter for Chain {
             limit.log(&mut stream.limit, &part);
             limit.done(&mut stream.limit, &part);
         }
+        self.extract.log(&mut stream.extract, &Part::plain(host, &stream.state));
     }
 
     fn told(&mut self, host: &dyn Host, reply: Reply) {

@@ -35,6 +35,28 @@ fn a_request_is_read_sent_and_measured_as_by_three_filters() {
 }
 
 #[test]
+fn what_engines_count_teaches_how_many_bytes_make_a_token() {
+    let mut worker = Worker::new(CONFIG);
+    let body =
+        format!(r#"{{"model":"m","messages":[{{"role":"user","content":"{}"}}]}}"#, "word ".repeat(400));
+    let mut estimates = Vec::new();
+    for _ in 0..60 {
+        let mut exchange = send(&mut worker, body.as_bytes());
+        worker.response(
+            &mut exchange,
+            "10.0.0.1:1",
+            &[(":status", "200"), ("content-type", "application/json")],
+        );
+        worker.piece(&mut exchange, br#"{"usage":{"prompt_tokens":1000,"completion_tokens":2}}"#, true);
+        let facts =
+            worker.finish(exchange).state(wire::FACTS).and_then(|line| wire::read_facts(&line)).unwrap();
+        estimates.push(facts.prompt_tokens);
+    }
+    assert_eq!(estimates[0], 502, "four bytes to a token, until it is known");
+    assert!((950..=1_050).contains(&estimates[59]), "{estimates:?}");
+}
+
+#[test]
 fn a_body_that_comes_while_the_scorer_is_asked_releases_nothing() {
     let config = CONFIG.replace(r#"{"pools""#, r#"{"scorer":{"cluster":"scorer"},"pools""#);
     let mut worker = Worker::new(&config);

@@ -6,6 +6,9 @@
 //! What it cannot read for certain it answers itself. Whatever else passes is not held; but of
 //! every request the headers are removed that steer the gateway and that only the gateway may set.
 //!
+//! A prompt's tokens are estimated by its bytes. By how many is learned from the usage that `meter` reads in answers;
+//! each worker learns by itself, as what it is wrong by differs little and is corrected when requests are settled.
+//!
 //! Holding headers while the body is read needs `allow_on_headers_stop_iteration: true` in the plugin's Envoy
 //! configuration. Without it Envoy keeps the body back as well and the request would hang. A filter cannot see
 //! the field, but it can see its absence: bytes of the body have been received and no body callback came. That
@@ -19,7 +22,8 @@ use std::time::Duration;
 use rewrite::Rewrite;
 use serde::{Deserialize, Serialize};
 use weir::invalid::{self, Invalid};
-use weir::request::{self, Dialect, Head, Incoming, Plan, Reading, Refusal};
+use weir::request::{self, Dialect, Head, Incoming, Plan, Ratios, Reading, Refusal, Size};
+use weir::response::Status;
 use weir::rewrite::{Restorer, Rules};
 use weir::wire;
 use weir_host::{Body, Callback, Filter, Flow, Headers, Host, Kind, Metric, Of};
@@ -71,6 +75,7 @@ pub struct Extract {
     /// Requests held before the flag is known: their streams, the size of their headers, their dialects.
     held: Vec<(u32, i64, Dialect)>,
     rewrite: Rewrite,
+    ratios: Ratios,
     metrics: Metrics,
 }
 
@@ -90,25 +95,26 @@ struct Metrics {
     misconfigured: Metric,
 }
 
+/// One request.
+#[derive(Debug, Default)]
+pub struct Stream {
+    phase: Phase,
+    /// Its model and the size of its prompt, if its answer is to be learned from.
+    estimated: Option<(String, Size)>,
+}
+
 /// What becomes of one request.
-#[derive(Debug)]
-pub enum Stream {
+#[derive(Debug, Default)]
+enum Phase {
     /// Nothing more to do.
+    #[default]
     Done,
     /// Its body is awaited.
-    Reading(Awaited),
+    Reading(Incoming),
     /// It went on for another model than the client named, with this name.
     Rewritten(String),
     /// Its answer is coming, and the client's name goes into it.
     Restoring(Box<Restorer>),
-}
-
-/// What the headers of a request told, whose body is awaited.
-#[derive(Debug)]
-pub struct Awaited {
-    incoming: Incoming,
-    /// What stands for its session, if it has one.
-    session: Option<u64>,
 }
 
 const MISSING: &str = "the filter extract needs `allow_on_headers_stop_iteration: true` in its Envoy plugin \
@@ -123,6 +129,7 @@ impl Filter for Extract {
         Callback::RequestTrailers,
         Callback::ResponseHeaders,
         Callback::ResponseBody,
+        Callback::Log,
         Callback::Tick,
     ];
     type Stream = Stream;
@@ -132,7 +139,7 @@ impl Filter for Extract {
     }
 
     fn open(&mut self, _: &dyn Host) -> Stream {
-        Stream::Done
+        Stream::default()
     }
 
     fn request_headers(&mut self, stream: &mut Stream, host: &dyn Host, end: bool) -> Flow {
@@ -148,7 +155,7 @@ impl Filter for Extract {
             Plan::Read(incoming) if self.flag == Flag::Missing => self.misconfigured(host, incoming.dialect),
             Plan::Read(incoming) => {
                 let dialect = incoming.dialect;
-                *stream = Stream::Reading(Awaited { incoming, session: self.rewrite.session(&headers) });
+                stream.phase = Phase::Reading(incoming);
                 if self.flag == Flag::Unknown {
                     if self.held.is_empty() {
                         host.tick_every(Duration::from_millis(self.config.flag_check_ms.0.get()));
@@ -161,15 +168,15 @@ impl Filter for Extract {
     }
 
     fn request_body(&mut self, stream: &mut Stream, host: &dyn Host, body: Body) -> Flow {
-        let Stream::Reading(awaited) = &*stream else { return Flow::Continue };
+        let Phase::Reading(incoming) = &stream.phase else { return Flow::Continue };
         if self.flag == Flag::Unknown {
             self.flag = Flag::Set;
             self.held = Vec::new();
             host.tick_every(Duration::ZERO);
         }
         if body.len > self.config.request.max_body_bytes {
-            let refusal = request::too_large(awaited.incoming.dialect, &self.config.request);
-            *stream = Stream::Done;
+            let refusal = request::too_large(incoming.dialect, &self.config.request);
+            stream.phase = Phase::Done;
             return self.refuse(host, &refusal);
         }
         if !body.end {
@@ -183,19 +190,29 @@ impl Filter for Extract {
     }
 
     fn response_headers(&mut self, stream: &mut Stream, host: &dyn Host, end: bool) {
-        if let Stream::Rewritten(name) = stream {
-            *stream = match self.rewrite.restorer(host, name) {
-                Some(restorer) if !end => Stream::Restoring(Box::new(restorer)),
-                _ => Stream::Done,
+        if let Phase::Rewritten(name) = &stream.phase {
+            stream.phase = match self.rewrite.restorer(host, name) {
+                Some(restorer) if !end => Phase::Restoring(Box::new(restorer)),
+                _ => Phase::Done,
             };
         }
     }
 
     fn response_body(&mut self, stream: &mut Stream, host: &dyn Host, piece: Body) {
-        let Stream::Restoring(restorer) = stream else { return };
+        let Phase::Restoring(restorer) = &mut stream.phase else { return };
         rewrite::restore(restorer, host, piece);
         if restorer.is_done() {
-            *stream = Stream::Done;
+            stream.phase = Phase::Done;
+        }
+    }
+
+    fn log(&mut self, stream: &mut Stream, host: &dyn Host) {
+        let Some((model, size)) = stream.estimated.take() else { return };
+        let report = host.text(&[wire::USAGE]).and_then(|line| wire::read_usage(&line));
+        let counted =
+            report.filter(|report| report.status == Status::Complete).and_then(|report| report.usage);
+        if let Some(usage) = counted {
+            self.ratios.learn(&model, size, usage.input);
         }
     }
 
@@ -233,6 +250,7 @@ impl Extract {
         let count = |name| host.define(Kind::Counter, name);
         Ok(Self {
             rewrite: Rewrite::new(config.rules()?, host),
+            ratios: Ratios::new(config.request.bytes_per_token.get()),
             config,
             flag: Flag::Unknown,
             held: Vec::new(),
@@ -247,10 +265,10 @@ impl Extract {
 
     /// The body is complete: publish what it says, and rename its model, or answer.
     fn read(&mut self, stream: &mut Stream, host: &dyn Host, len: usize) -> Flow {
-        let Awaited { incoming, session } = match std::mem::replace(stream, Stream::Done) {
-            Stream::Reading(awaited) => awaited,
+        let incoming = match std::mem::take(&mut stream.phase) {
+            Phase::Reading(incoming) => incoming,
             other => {
-                *stream = other;
+                stream.phase = other;
                 return Flow::Continue;
             }
         };
@@ -259,12 +277,12 @@ impl Extract {
             Ok(decoded) => decoded,
             Err(refusal) => return self.refuse(host, &refusal),
         };
-        let rename = |model: &str| self.rewrite.target(host, model, session);
+        let rename = |model: &str, session| self.rewrite.target(host, model, session);
         let reading = match incoming.read_as(&decoded, &self.config.request, rename) {
             Ok(reading) => reading,
             Err(refusal) => return self.refuse(host, &refusal),
         };
-        let Reading { facts, blocks, model_at, .. } = reading;
+        let Reading { mut facts, blocks, size, model_at, .. } = reading;
         drop(decoded);
         if let (Some(asked), Some(target)) = (&facts.rewritten_from, &facts.model) {
             let len = body.len();
@@ -272,8 +290,12 @@ impl Extract {
                 return self.refuse(host, &rewrite::cannot(incoming.dialect, asked));
             }
             rewrite::send(host, len, &body);
-            *stream = Stream::Rewritten(asked.clone());
+            stream.phase = Phase::Rewritten(asked.clone());
         }
+        // An adapter's tokens are its base's.
+        let model = facts.base_model.as_ref().or(facts.model.as_ref());
+        facts.prompt_tokens = size.tokens(self.ratios.of(model.map(String::as_str)));
+        stream.estimated = model.filter(|model| self.ratios.wants(model)).map(|model| (model.clone(), size));
         for (header, name) in [(wire::MODEL, &facts.model), (wire::BASE_MODEL, &facts.base_model)] {
             if let Some(name) = name {
                 host.set_header(Of::Request, header, &wire::encode(name));

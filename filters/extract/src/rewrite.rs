@@ -6,9 +6,9 @@
 //! compresses it all the same.)
 
 use weir::request::{Dialect, Refusal};
-use weir::rewrite::{self, Restorer, Rules};
+use weir::rewrite::{Restorer, Rules};
 use weir::wire;
-use weir_host::{Body, Headers, Host, Kind, Metric, Of};
+use weir_host::{Body, Host, Kind, Metric, Of};
 
 /// The rules, and what is counted of them.
 #[derive(Debug)]
@@ -30,15 +30,7 @@ impl Rewrite {
         }
     }
 
-    /// What stands for the session that a request's headers name.
-    pub(crate) fn session(&self, headers: &Headers) -> Option<u64> {
-        if self.rules.is_empty() {
-            return None;
-        }
-        self.rules.session(|name| headers.get(name)).map(rewrite::key)
-    }
-
-    /// The model that serves `model`, if a rule says so.
+    /// The model that serves `model`, if a rule says so. `session` stands for the request's.
     pub(crate) fn target(&self, host: &dyn Host, model: &str, session: Option<u64>) -> Option<String> {
         if self.rules.is_empty() {
             return None;

@@ -199,4 +199,12 @@ fn a_session_stays_with_its_target_and_requests_without_one_are_split() {
     assert!(one.iter().all(|target| *target == one[0]));
     let all: std::collections::BTreeSet<_> = (0..40).map(|_| target(&[])).collect();
     assert_eq!(all.len(), 2);
+    let body = br#"{"messages":[],"model":"split","prompt_cache_key":"two"}"#;
+    let named: std::collections::BTreeSet<_> = (0..40)
+        .map(|_| {
+            let exchange = send(&mut worker, &CHAT, &[body]);
+            worker.finish(exchange).header(wire::MODEL).remove(0)
+        })
+        .collect();
+    assert_eq!(named.len(), 1, "the body may name the session as well");
 }

@@ -9,21 +9,30 @@
 //! the scorer is asked, within a deadline; when it is late, gone or talks nonsense the choice is made here after
 //! all, on what this Envoy itself has sent. A request never fails for the scorer's sake.
 //!
+//! Whether an endpoint may be chosen at all is the breaker's to say, which the pool asks; here it is told what came of
+//! attempts (`attempts.rs`), and a request for which no endpoint is left is answered with the time to wait.
+//!
 //! A lease ends in the log callback and nowhere else: it comes to every stream, however it ended.
 
+mod attempts;
 mod config;
 mod peers;
+mod probes;
 mod scorer;
 
 pub use config::Config;
 
+use attempts::Attempts;
 use peers::{BEAT, Message, Peers};
+use probes::Slot;
 use scorer::Scorer;
+use std::time::Duration;
+use weir::breaker::{Class, Moved, Outcome, Shut, Standing};
 use weir::invalid::Invalid;
 use weir::policy::{Candidate, Demand};
-use weir::pool::{Ask, Choice, LeaseId, Pools};
+use weir::pool::{Answered, Ask, Choice, LeaseId, Pools};
 use weir::random::Random;
-use weir::request::Facts;
+use weir::request::{Dialect, Facts};
 use weir::wire::{self, Event, Reserve};
 use weir_host::{Body, Callback, Filter, Flow, Host, Kind, Metric, Of, Reply};
 
@@ -46,12 +55,39 @@ struct Metrics {
     fallback: Metric,
     unrouted: Metric,
     foreign: Metric,
-    /// Leases out, by the place of the pool.
-    leases: Vec<Metric>,
+    /// By the place of the pool.
+    pools: Vec<PoolMetrics>,
+}
+
+#[derive(Debug)]
+struct PoolMetrics {
+    leases: Metric,
+    trips: Metric,
+    shut: Metric,
+    retries: Metric,
+    out: Metric,
+    probes: Metric,
+}
+
+impl PoolMetrics {
+    fn define(host: &dyn Host, pool: &str) -> Self {
+        let define = |kind, name: &str| host.define(kind, &format!("weir_{name};pool={pool}"));
+        Self {
+            leases: define(Kind::Gauge, "pick_leases"),
+            trips: define(Kind::Counter, "breaker_trips_total"),
+            shut: define(Kind::Counter, "breaker_shut_total"),
+            retries: define(Kind::Counter, "breaker_retries_total"),
+            out: define(Kind::Gauge, "breaker_out"),
+            probes: define(Kind::Gauge, "breaker_probes"),
+        }
+    }
 }
 
 /// Most endpoints of a scorer's answer that are looked at.
 const MOST_ENDPOINTS: usize = 16;
+
+/// Another worker's probe is heard of well before.
+const HEARD: Duration = Duration::from_millis(100);
 
 /// One request.
 #[derive(Debug, Default)]
@@ -59,6 +95,9 @@ pub struct Stream {
     lease: Option<Lease>,
     asking: Option<Asking>,
     first_token: bool,
+    attempts: Attempts,
+    /// Held while this request, which was sent by a choice made here, tries an endpoint.
+    slot: Option<Slot>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +106,9 @@ struct Lease {
     id: LeaseId,
     /// The scorer was asked, so it may hold the lease as well.
     asked: bool,
+    dialect: Dialect,
+    /// The client asked for a stream.
+    stream: bool,
 }
 
 /// What is needed once the scorer has answered.
@@ -120,7 +162,8 @@ impl Filter for Pick {
             host.remove_header(Of::Request, wire::DESTINATION);
             return Flow::Continue;
         };
-        let lease = Lease { pool, id: self.random.next(), asked: false };
+        let (dialect, as_stream) = (facts.dialect, facts.stream);
+        let lease = Lease { pool, id: self.random.next(), asked: false, dialect, stream: as_stream };
         let mut asking = Asking { lease, facts, blocks, told: Vec::new() };
         if self.ask(host, &mut asking) {
             stream.asking = Some(asking);
@@ -137,6 +180,9 @@ impl Filter for Pick {
         let Some(mut reserved) = answer else {
             return self.choose_here(stream, host, &asking, Source::Fallback);
         };
+        if let Some(shut) = reserved.shut.filter(|_| reserved.endpoints.is_empty()) {
+            return self.refuse(host, &asking.lease, &shut.into());
+        }
         let Asking { lease, ref facts, ref blocks, .. } = asking;
         let Some((_, pool)) = self.pools.get(lease.pool) else { return Flow::Continue };
         reserved.endpoints.truncate(MOST_ENDPOINTS);
@@ -149,15 +195,22 @@ impl Filter for Pick {
             return self.choose_here(stream, host, &asking, Source::Fallback);
         };
         pool.book(lease.id, first, &facts.ask(blocks), host.now());
+        if reserved.probe {
+            pool.probe(lease.id);
+        }
         let candidate = Candidate {
             in_flight: reserved.in_flight,
             queued_tokens: reserved.queued_tokens,
             cached_tokens: reserved.cached_tokens,
             ..Candidate::default()
         };
-        let choice =
-            Choice { order: reserved.endpoints, candidate, policy: wire::one_word(&reserved.policy).into() };
-        self.booked(stream, host, &asking, &choice, Source::Scorer)
+        let choice = Choice {
+            order: reserved.endpoints,
+            candidate,
+            policy: wire::one_word(&reserved.policy).into(),
+            probe: reserved.probe,
+        };
+        self.booked(stream, host, &asking, choice, Source::Scorer)
     }
 
     fn response_body(&mut self, stream: &mut Stream, host: &dyn Host, piece: Body) {
@@ -166,8 +219,14 @@ impl Filter for Pick {
         }
         let Some(lease) = stream.lease else { return };
         // An answer of Envoy's own comes from nowhere.
-        let Some(served) = host.property(&["upstream", "address"]) else { return };
-        let served = String::from_utf8_lossy(&served).into_owned();
+        let Some(served) = attempts::served(host) else { return };
+        self.failed_before(stream, host, lease, &served);
+        // A probe need not wait for the end of its stream. What is no stream is nearly there.
+        let probes =
+            lease.stream && self.pools.get(lease.pool).is_some_and(|(_, pool)| pool.probes(lease.id));
+        if probes && attempts::status(host) < 400 {
+            self.attempted(stream, host, lease, &served, &Outcome::of_status(200, None));
+        }
         let Some((name, pool)) = self.pools.get(lease.pool) else { return };
         pool.first_token(lease.id, Some(&served), host.now());
         if let Some(scorer) = self.scorer.as_mut().filter(|_| lease.asked) {
@@ -185,14 +244,21 @@ impl Filter for Pick {
             }
             asking.lease
         });
+        let answered = stream.lease.and_then(|lease| self.over(stream, host, lease));
+        if let Some(slot) = stream.slot.take() {
+            slot.give_back(host);
+        }
         let Some(lease) = stream.lease.take().or(asked) else { return };
         let Some((name, pool)) = self.pools.get(lease.pool) else { return };
+        if let Some(answered) = &answered {
+            pool.answered(lease.id, answered, host.now());
+        }
         let booked = pool.end(lease.id);
         if let Some(scorer) = self.scorer.as_mut().filter(|_| lease.asked) {
-            scorer.note(Event::End { pool: name.to_owned(), lease: lease.id });
+            scorer.note(Event::End { pool: name.to_owned(), lease: lease.id, answered });
         }
         if booked {
-            self.peers.send(host, &Message::End { pool: lease.pool as u16, lease: lease.id });
+            self.peers.send(host, &Message::End { pool: lease.pool as u16, lease: lease.id, answered });
         }
     }
 
@@ -204,9 +270,15 @@ impl Filter for Pick {
 
     fn tick(&mut self, host: &dyn Host) {
         let now = host.now();
-        for ((_, pool), metric) in self.pools.iter_mut().zip(&self.metrics.leases) {
+        for ((_, pool), metrics) in self.pools.iter_mut().zip(&self.metrics.pools) {
             pool.expire(now);
-            host.record(*metric, pool.leases() as u64);
+            host.record(metrics.leases, pool.leases() as u64);
+            let out = |standing| !matches!(standing, Standing::Closed | Standing::Ramp);
+            host.record(
+                metrics.out,
+                pool.standings(now).filter(|(_, standing, _)| out(*standing)).count() as u64,
+            );
+            host.record(metrics.probes, u64::from(pool.probing()));
         }
         self.peers.keep_up(host);
         if let Some(scorer) = &mut self.scorer {
@@ -229,7 +301,6 @@ impl Pick {
     pub fn new(config: Config, host: &dyn Host) -> Result<Self, Invalid> {
         let mut random = Random::new(host.random());
         let count = |name| host.define(Kind::Counter, name);
-        let leases = |name: &str| host.define(Kind::Gauge, &format!("weir_pick_leases;pool={name}"));
         Ok(Self {
             pools: config.pools(random.next())?,
             peers: Peers::new(group(&config)),
@@ -241,7 +312,7 @@ impl Pick {
                 fallback: count("weir_pick_fallback_total"),
                 unrouted: count("weir_pick_unrouted_total"),
                 foreign: count("weir_pick_foreign_endpoint_total"),
-                leases: config.pools.iter().map(|spec| leases(&spec.name)).collect(),
+                pools: config.pools.iter().map(|spec| PoolMetrics::define(host, &spec.name)).collect(),
             },
         })
     }
@@ -259,14 +330,121 @@ impl Pick {
 
     fn choose_here(&mut self, stream: &mut Stream, host: &dyn Host, asking: &Asking, source: Source) -> Flow {
         let ask = asking.facts.ask(&asking.blocks);
-        let pool = self.pools.get(asking.lease.pool);
-        match pool.and_then(|(_, pool)| pool.reserve(asking.lease.id, &ask, host.now())) {
-            Some(choice) => self.booked(stream, host, asking, &choice, source),
+        let lease = asking.lease;
+        let now = host.now();
+        let Some((name, pool)) = self.pools.get(lease.pool) else { return Flow::Continue };
+        let mut choice = pool.reserve(lease.id, &ask, now);
+        // A probe, unless another worker has taken the slot just now; each time round one endpoint less is due.
+        while let Some(first) =
+            choice.as_ref().filter(|choice| choice.probe).and_then(|choice| choice.order.first())
+        {
+            let slots = self.peers.slots(name, first);
+            stream.slot = Slot::take(host, slots, lease.id, pool.most_probes(), now + pool.lease_period());
+            if stream.slot.is_some() {
+                break;
+            }
+            pool.decline(lease.id, now + HEARD);
+            choice = pool.reserve(lease.id, &ask, now);
+        }
+        if let Some(choice) = choice {
+            return self.booked(stream, host, asking, choice, source);
+        }
+        match pool.shut(now) {
+            Some(shut) => self.refuse(host, &lease, &shut),
             None => {
                 // No configuration makes a pool without endpoints. Envoy's own balancing is the way out.
                 host.remove_header(Of::Request, wire::DESTINATION);
                 Flow::Continue
             }
+        }
+    }
+
+    /// No endpoint may be sent to.
+    fn refuse(&self, host: &dyn Host, lease: &Lease, shut: &Shut) -> Flow {
+        if let Some(metrics) = self.metrics.pools.get(lease.pool) {
+            host.add(metrics.shut, 1);
+        }
+        let line = format!("refused={} retry_after_s={}", shut.status, shut.retry_after_s());
+        host.set_property(wire::PICK, line.as_bytes());
+        let answer = shut.answer(lease.dialect);
+        let headers = answer.headers.iter().map(|(name, value)| (*name, value.as_str()));
+        let headers: Vec<_> = [("content-type", "application/json")].into_iter().chain(headers).collect();
+        host.respond(answer.status, &headers, answer.body.as_bytes());
+        Flow::Hold
+    }
+
+    /// The attempts before the one at `address` have failed.
+    fn failed_before(&mut self, stream: &mut Stream, host: &dyn Host, lease: Lease, address: &str) {
+        let failed = stream.attempts.before(host, address);
+        if failed.is_empty() {
+            return;
+        }
+        if let Some(metrics) = self.metrics.pools.get(lease.pool) {
+            host.add(metrics.retries, failed.len() as u64);
+        }
+        if let Some((_, pool)) = self.pools.get(lease.pool) {
+            pool.budget().retried(failed.len());
+        }
+        for (endpoint, outcome) in failed {
+            self.attempted(stream, host, lease, &endpoint, &outcome);
+        }
+    }
+
+    /// The stream is over: what its last attempt came to, and those before it that nobody has spoken of. Gives what the
+    /// policy learns from it.
+    fn over(&mut self, stream: &mut Stream, host: &dyn Host, lease: Lease) -> Option<Answered> {
+        let served = attempts::served(host)?;
+        self.failed_before(stream, host, lease, &served);
+        let outcome = attempts::last(host, lease.dialect, stream.first_token);
+        self.attempted(stream, host, lease, &served, &outcome);
+        let wants = self.pools.get(lease.pool).map(|(_, pool)| pool.wants())?;
+        // A client that left says nothing of the endpoint.
+        let tells = wants.answers && matches!(outcome.class(), Class::Success | Class::Failure);
+        tells.then(|| attempts::answered(host, &outcome, wants))
+    }
+
+    /// An attempt came to an outcome: it is noted here and told to those whom it concerns.
+    fn attempted(
+        &mut self,
+        stream: &mut Stream,
+        host: &dyn Host,
+        lease: Lease,
+        endpoint: &str,
+        outcome: &Outcome,
+    ) {
+        let Some((name, pool)) = self.pools.get(lease.pool) else { return };
+        if outcome.class() == Class::Success {
+            pool.budget().succeeded();
+        }
+        let concerns = pool.probes(lease.id) || pool.concerns(endpoint, outcome);
+        let moved = pool.attempted(lease.id, endpoint, outcome, host.now());
+        match moved {
+            Some(Moved::Out) => {
+                log::warn!("weir-pick: pool {name}: {endpoint} is out: {}", outcome.write());
+                if let Some(metrics) = self.metrics.pools.get(lease.pool) {
+                    host.add(metrics.trips, 1);
+                }
+            }
+            Some(Moved::Back) => log::info!("weir-pick: pool {name}: {endpoint} is back"),
+            None => {}
+        }
+        if concerns {
+            let (pool, endpoint, outcome) = (name.to_owned(), endpoint.to_owned(), *outcome);
+            let told = Message::Attempted {
+                pool: lease.pool as u16,
+                lease: lease.id,
+                endpoint: endpoint.clone(),
+                outcome,
+            };
+            self.peers.send(host, &told);
+            if let Some(scorer) = &mut self.scorer {
+                scorer.note(Event::Attempted { pool, lease: lease.id, endpoint, outcome });
+            }
+        }
+        if !self.pools.get(lease.pool).is_some_and(|(_, pool)| pool.probes(lease.id))
+            && let Some(slot) = stream.slot.take()
+        {
+            slot.give_back(host);
         }
     }
 
@@ -276,7 +454,7 @@ impl Pick {
         stream: &mut Stream,
         host: &dyn Host,
         asking: &Asking,
-        choice: &Choice,
+        mut choice: Choice,
         source: Source,
     ) -> Flow {
         let (source, metric) = match source {
@@ -285,19 +463,31 @@ impl Pick {
             Source::Fallback => ("fallback", self.metrics.fallback),
         };
         host.add(metric, 1);
+        let lease = asking.lease;
+        if let Some((_, pool)) = self.pools.get(lease.pool) {
+            if pool.wants().reports {
+                host.set_header(Of::Request, wire::ORCA_FORMAT, "JSON");
+            }
+            choice.order.truncate(pool.budget().left(host.now()).saturating_add(1));
+        }
         host.set_header(Of::Request, wire::DESTINATION, &choice.order.join(","));
-        let endpoint = choice.order.first().map_or("", String::as_str);
-        let Choice { candidate, policy, .. } = choice;
-        let line = format!(
+        // Beyond the list Envoy would send retries wherever it likes.
+        host.set_header(Of::Request, wire::MAX_RETRIES, &choice.order.len().saturating_sub(1).to_string());
+        let Choice { order, candidate, policy, probe } = choice;
+        let endpoint = order.first().map_or("", String::as_str);
+        let mut line = format!(
             "endpoint={endpoint} by={source} policy={policy} prompt_tokens={} cached_tokens={} queued_tokens={} in_flight={}",
             asking.facts.prompt_tokens, candidate.cached_tokens, candidate.queued_tokens, candidate.in_flight
         );
+        if probe {
+            line += " probe=1";
+        }
         host.set_property(wire::PICK, line.as_bytes());
-        let lease = asking.lease;
         if self.peers.any() {
             let ask = asking.facts.ask(&asking.blocks);
-            self.peers.send(host, &Message::booked(lease.pool as u16, lease.id, endpoint, &ask));
+            self.peers.send(host, &Message::booked(lease.pool as u16, lease.id, endpoint, &ask, probe));
         }
+        stream.attempts = Attempts::new(order);
         stream.lease = Some(lease);
         Flow::Continue
     }
@@ -305,13 +495,18 @@ impl Pick {
     /// Tells a worker that has just joined all that this one knows.
     fn tell_all(&self, host: &dyn Host, queue: u32) {
         for (at, (_, pool)) in self.pools.iter().enumerate() {
+            for (endpoint, snapshot) in pool.snapshots() {
+                let message = Message::Out { pool: at as u16, endpoint: endpoint.to_owned(), snapshot };
+                Peers::tell(host, queue, &message);
+            }
             for (endpoint, blocks) in pool.prefixes() {
                 let message = Message::Held { pool: at as u16, endpoint: endpoint.to_owned(), blocks };
                 Peers::tell(host, queue, &message);
             }
             for (lease, endpoint, queued_tokens) in pool.booked() {
                 let demand = Demand { prompt_tokens: queued_tokens, stream: true, ..Demand::default() };
-                let message = Message::booked(at as u16, lease, endpoint, &Ask { blocks: &[], demand });
+                let ask = Ask { blocks: &[], demand };
+                let message = Message::booked(at as u16, lease, endpoint, &ask, pool.probes(lease));
                 Peers::tell(host, queue, &message);
             }
         }
@@ -332,9 +527,22 @@ impl Pick {
                     pool.hold(&endpoint, &blocks);
                 }
             }
-            Message::Booked { pool, lease, endpoint, demand, blocks } => {
+            Message::Booked { pool, lease, endpoint, demand, blocks, probe } => {
                 if let Some((_, pool)) = self.pools.get(usize::from(pool)) {
                     pool.book(lease, &endpoint, &Ask { blocks: &blocks, demand }, now);
+                    if probe {
+                        pool.probe(lease);
+                    }
+                }
+            }
+            Message::Attempted { pool, lease, endpoint, outcome } => {
+                if let Some((_, pool)) = self.pools.get(usize::from(pool)) {
+                    pool.attempted(lease, &endpoint, &outcome, now);
+                }
+            }
+            Message::Out { pool, endpoint, snapshot } => {
+                if let Some((_, pool)) = self.pools.get(usize::from(pool)) {
+                    pool.adopt(&endpoint, &snapshot);
                 }
             }
             Message::FirstToken { pool, lease, served } => {
@@ -342,8 +550,11 @@ impl Pick {
                     pool.first_token(lease, Some(&served), now);
                 }
             }
-            Message::End { pool, lease } => {
+            Message::End { pool, lease, answered } => {
                 if let Some((_, pool)) = self.pools.get(usize::from(pool)) {
+                    if let Some(answered) = &answered {
+                        pool.answered(lease, answered, now);
+                    }
                     pool.end(lease);
                 }
             }

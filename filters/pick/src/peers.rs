@@ -11,9 +11,10 @@
 //! stopped is taken off the list: its VM has gone, and its queue would only grow.
 
 use std::time::Duration;
+use weir::breaker::{Outcome, Snapshot};
 use weir::instant::Instant;
 use weir::policy::Demand;
-use weir::pool::{Ask, LeaseId};
+use weir::pool::{Answered, Ask, LeaseId};
 use weir::wire;
 use weir_host::Host;
 
@@ -28,23 +29,28 @@ pub(crate) enum Message {
     /// A worker has joined and listens on this queue.
     Hello { queue: u32 },
     /// A request was booked on an endpoint.
-    Booked { pool: u16, lease: LeaseId, endpoint: String, demand: Demand, blocks: Vec<u64> },
+    Booked { pool: u16, lease: LeaseId, endpoint: String, demand: Demand, blocks: Vec<u64>, probe: bool },
     /// Its first token came.
     FirstToken { pool: u16, lease: LeaseId, served: String },
     /// It is over.
-    End { pool: u16, lease: LeaseId },
+    End { pool: u16, lease: LeaseId, answered: Option<Answered> },
     /// An endpoint holds a prefix, from before the hearer joined.
     Held { pool: u16, endpoint: String, blocks: Vec<u64> },
+    /// An attempt came to something that concerns its endpoint.
+    Attempted { pool: u16, lease: LeaseId, endpoint: String, outcome: Outcome },
+    /// An endpoint is out, since before the hearer joined.
+    Out { pool: u16, endpoint: String, snapshot: Snapshot },
 }
 
 impl Message {
-    pub(crate) fn booked(pool: u16, lease: LeaseId, endpoint: &str, ask: &Ask<'_>) -> Self {
+    pub(crate) fn booked(pool: u16, lease: LeaseId, endpoint: &str, ask: &Ask<'_>, probe: bool) -> Self {
         Self::Booked {
             pool,
             lease,
             endpoint: endpoint.to_owned(),
             demand: ask.demand,
             blocks: ask.blocks.to_vec(),
+            probe,
         }
     }
 
@@ -59,14 +65,14 @@ impl Message {
                 bytes.push(0);
                 bytes.extend(queue.to_le_bytes());
             }
-            Self::Booked { pool, lease, endpoint, demand, blocks } => {
+            Self::Booked { pool, lease, endpoint, demand, blocks, probe } => {
                 bytes.push(1);
                 bytes.extend(pool.to_le_bytes());
                 bytes.extend(lease.to_le_bytes());
                 bytes.extend(demand.prompt_tokens.to_le_bytes());
                 bytes.extend(demand.prompt_units.to_le_bytes());
                 bytes.extend(demand.output_tokens.to_le_bytes());
-                bytes.push(u8::from(demand.stream));
+                bytes.push(u8::from(demand.stream) | u8::from(*probe) << 1);
                 for hash in [demand.session, demand.tenant, demand.adapter] {
                     bytes.push(u8::from(hash.is_some()));
                     bytes.extend(hash.iter().flat_map(|hash| hash.to_le_bytes()));
@@ -80,16 +86,37 @@ impl Message {
                 bytes.extend(lease.to_le_bytes());
                 text(&mut bytes, served);
             }
-            Self::End { pool, lease } => {
+            Self::End { pool, lease, answered } => {
                 bytes.push(3);
                 bytes.extend(pool.to_le_bytes());
                 bytes.extend(lease.to_le_bytes());
+                bytes.extend(answered.iter().flat_map(|one| serde_json::to_vec(one).unwrap_or_default()));
             }
             Self::Held { pool, endpoint, blocks } => {
                 bytes.push(4);
                 bytes.extend(pool.to_le_bytes());
                 text(&mut bytes, endpoint);
                 bytes.extend(wire::block_bytes(blocks));
+            }
+            Self::Attempted { pool, lease, endpoint, outcome } => {
+                bytes.push(5);
+                bytes.extend(pool.to_le_bytes());
+                bytes.extend(lease.to_le_bytes());
+                text(&mut bytes, endpoint);
+                text(&mut bytes, &outcome.write());
+            }
+            Self::Out { pool, endpoint, snapshot } => {
+                bytes.push(6);
+                bytes.extend(pool.to_le_bytes());
+                text(&mut bytes, endpoint);
+                let (held, status) = snapshot.held.unwrap_or_default();
+                for time in [snapshot.out.unwrap_or_default(), held] {
+                    bytes.extend(time.nanos().to_le_bytes());
+                }
+                bytes.extend(status.to_le_bytes());
+                bytes.extend(snapshot.trips.to_le_bytes());
+                let millis = u64::try_from(snapshot.cooldown.as_millis()).unwrap_or(u64::MAX);
+                bytes.extend(millis.to_le_bytes());
             }
         }
         bytes
@@ -100,22 +127,28 @@ impl Message {
         let mut rest = Rest(bytes);
         Some(match rest.take::<1>()? {
             [0] => Self::Hello { queue: u32::from_le_bytes(rest.take()?) },
-            [1] => Self::Booked {
-                pool: u16::from_le_bytes(rest.take()?),
-                lease: LeaseId::from_le_bytes(rest.take()?),
-                demand: Demand {
-                    prompt_tokens: u32::from_le_bytes(rest.take()?),
-                    prompt_units: u32::from_le_bytes(rest.take()?),
-                    output_tokens: u32::from_le_bytes(rest.take()?),
-                    stream: rest.take()? == [1],
-                    session: rest.hash()?,
-                    tenant: rest.hash()?,
-                    adapter: rest.hash()?,
+            [1] => {
+                let pool = u16::from_le_bytes(rest.take()?);
+                let lease = LeaseId::from_le_bytes(rest.take()?);
+                let [prompt_tokens, prompt_units, output_tokens] =
+                    [rest.take()?, rest.take()?, rest.take()?].map(u32::from_le_bytes);
+                let [flags] = rest.take()?;
+                let stream = flags & 1 != 0;
+                let [session, tenant, adapter] = [rest.hash()?, rest.hash()?, rest.hash()?];
+                let demand = Demand {
+                    prompt_tokens,
+                    prompt_units,
+                    output_tokens,
+                    stream,
+                    session,
+                    tenant,
+                    adapter,
                     ..Demand::default()
-                },
-                endpoint: rest.text()?,
-                blocks: wire::blocks(rest.0),
-            },
+                };
+                let endpoint = rest.text()?;
+                let (blocks, probe) = (wire::blocks(rest.0), flags & 2 != 0);
+                Self::Booked { pool, lease, endpoint, demand, blocks, probe }
+            }
             [2] => Self::FirstToken {
                 pool: u16::from_le_bytes(rest.take()?),
                 lease: LeaseId::from_le_bytes(rest.take()?),
@@ -124,12 +157,36 @@ impl Message {
             [3] => Self::End {
                 pool: u16::from_le_bytes(rest.take()?),
                 lease: LeaseId::from_le_bytes(rest.take()?),
+                answered: match rest.0 {
+                    b"" => None,
+                    json => Some(serde_json::from_slice(json).ok()?),
+                },
             },
             [4] => Self::Held {
                 pool: u16::from_le_bytes(rest.take()?),
                 endpoint: rest.text()?,
                 blocks: wire::blocks(rest.0),
             },
+            [5] => Self::Attempted {
+                pool: u16::from_le_bytes(rest.take()?),
+                lease: LeaseId::from_le_bytes(rest.take()?),
+                endpoint: rest.text()?,
+                outcome: Outcome::read(&rest.text()?)?,
+            },
+            [6] => {
+                let pool = u16::from_le_bytes(rest.take()?);
+                let endpoint = rest.text()?;
+                let [out, held] =
+                    [rest.take()?, rest.take()?].map(|nanos| Instant::from_nanos(u64::from_le_bytes(nanos)));
+                let status = u16::from_le_bytes(rest.take()?);
+                let snapshot = Snapshot {
+                    out: Some(out).filter(|out| *out > Instant::default()),
+                    held: Some((held, status)).filter(|(_, status)| *status > 0),
+                    trips: u32::from_le_bytes(rest.take()?),
+                    cooldown: Duration::from_millis(u64::from_le_bytes(rest.take()?)),
+                };
+                Self::Out { pool, endpoint, snapshot }
+            }
             _ => return None,
         })
     }
@@ -167,6 +224,11 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
+    /// The name, among all workers with the same configuration, of an endpoint's slots.
+    pub(crate) fn slots(&self, pool: &str, endpoint: &str) -> String {
+        format!("{}.probes.{pool}.{endpoint}", self.group)
+    }
+
     /// Workers with the same `group` hear each other.
     pub(crate) fn new(group: u64) -> Self {
         Self { group: format!("weir.pick.{group:016x}"), own: None, others: Vec::new(), beaten: None }
@@ -291,9 +353,35 @@ mod tests {
                     ..Demand::default()
                 },
                 blocks,
+                probe: true,
+            },
+            Message::Attempted {
+                pool: 3,
+                lease: 9,
+                endpoint: endpoint.clone(),
+                outcome: Outcome::of_status(503, Some(Duration::from_secs(2))),
+            },
+            Message::Out {
+                pool: 3,
+                endpoint: endpoint.clone(),
+                snapshot: Snapshot {
+                    out: Some(Instant::from_millis(5)),
+                    held: Some((Instant::from_millis(6), 429)),
+                    trips: 2,
+                    cooldown: Duration::from_secs(5),
+                },
             },
             Message::FirstToken { pool: 3, lease: u64::MAX, served: endpoint },
-            Message::End { pool: 0, lease: 1 },
+            Message::End { pool: 0, lease: 1, answered: None },
+            Message::End {
+                pool: 0,
+                lease: 1,
+                answered: Some(Answered {
+                    output_tokens: Some(3),
+                    kv_usage: Some(0.5),
+                    ..Answered::default()
+                }),
+            },
         ] {
             let bytes = message.encode();
             assert_eq!(Message::decode(&bytes), Some(message));

@@ -2,6 +2,7 @@ use super::*;
 use serde_json::json;
 use std::rc::Rc;
 use std::time::Duration;
+use weir::breaker::Reason;
 use weir_host::fake::{Exchange, Worker, World};
 
 const CONFIG: &str =
@@ -116,7 +117,16 @@ fn the_scorers_choice_is_followed_and_its_lease_ended() {
     let report: Vec<Event> = serde_json::from_slice(&worker.calls().remove(0).body).unwrap();
     let (pool, lease) = ("p".to_owned(), request.lease);
     let served = "10.0.0.3:1".to_owned();
-    assert_eq!(report, [Event::FirstToken { pool: pool.clone(), lease, served }, Event::End { pool, lease }]);
+    let (endpoint, outcome) = ("10.0.0.2:1".to_owned(), Outcome::failed(Reason::Reset));
+    let failed = Event::Attempted { pool: pool.clone(), lease, endpoint, outcome };
+    assert_eq!(
+        report,
+        [
+            failed,
+            Event::FirstToken { pool: pool.clone(), lease, served },
+            Event::End { pool, lease, answered: None }
+        ]
+    );
 }
 
 #[test]
@@ -166,7 +176,7 @@ fn a_client_that_leaves_while_the_scorer_is_asked_ends_the_lease_there() {
     worker.finish(exchange);
     worker.tick();
     let report: Vec<Event> = serde_json::from_slice(&worker.calls().remove(0).body).unwrap();
-    assert_eq!(report, [Event::End { pool: "p".into(), lease: request.lease }]);
+    assert_eq!(report, [Event::End { pool: "p".into(), lease: request.lease, answered: None }]);
 }
 
 #[test]
@@ -313,4 +323,299 @@ fn a_wrong_configuration_names_the_place() {
         message(json!({"pools": [{"name": "p", "models": [], "endpoints": ["x"]}]}))
             .starts_with("pools[0].endpoints[0]: ")
     );
+}
+
+/// One request is sent, fails as it is told to, or is answered, and is over; gives where it went.
+fn comes_to(worker: &mut Worker<Pick>, prompt: u64, status: &str, flags: i64) -> Vec<String> {
+    let exchange = ask(worker, prompt);
+    let order = destination(&exchange);
+    ends(worker, exchange, &order[0], status, flags);
+    order
+}
+
+fn ends(worker: &mut Worker<Pick>, mut exchange: Exchange<Pick>, at: &str, status: &str, flags: i64) {
+    let code: i64 = status.parse().unwrap();
+    exchange.see().set_property("response.code", &code.to_le_bytes());
+    exchange.see().set_property("response.flags", &flags.to_le_bytes());
+    worker.response(&mut exchange, at, &[(":status", status)]);
+    if flags == 0 {
+        worker.piece(&mut exchange, b"x", true);
+    }
+    worker.finish(exchange);
+}
+
+const NO_CONNECTION: i64 = 0x20;
+const CLIENT_LEFT: i64 = 0x4000;
+
+/// Fails until the endpoint that is chosen first is out, and gives its address.
+fn trip(worker: &mut Worker<Pick>) -> String {
+    let dead = comes_to(worker, 1, "200", 0)[0].clone();
+    for prompt in 100..200 {
+        if worker.world().metric("weir_breaker_trips_total;pool=p") > 0 {
+            break;
+        }
+        let exchange = ask(worker, prompt);
+        let order = destination(&exchange);
+        let (status, flags) = if order[0] == dead { ("503", NO_CONNECTION) } else { ("200", 0) };
+        ends(worker, exchange, &order[0], status, flags);
+    }
+    dead
+}
+
+#[test]
+fn an_endpoint_that_cannot_be_reached_gets_nothing_until_one_probe_has_succeeded() {
+    let mut worker = Worker::new(CONFIG);
+    let dead = trip(&mut worker);
+    for prompt in 0..50 {
+        assert!(!comes_to(&mut worker, prompt, "200", 0).contains(&dead), "neither first nor as a fallback");
+    }
+    worker.tick();
+    assert_eq!(worker.world().metric("weir_breaker_out;pool=p"), 1);
+    worker.world().pass(Duration::from_secs(5));
+    let probe = ask(&mut worker, 60);
+    assert_eq!(destination(&probe)[0], dead);
+    assert!(probe.see().state(wire::PICK).unwrap().ends_with(" probe=1"));
+    assert_eq!(destination(&probe).len(), 3, "its fallbacks are the others");
+    for prompt in 0..50 {
+        assert!(!comes_to(&mut worker, prompt, "200", 0).contains(&dead), "one at a time");
+    }
+    ends(&mut worker, probe, &dead, "200", 0);
+    worker.world().pass(Duration::from_secs(11));
+    let orders: Vec<_> = (0..50).map(|prompt| comes_to(&mut worker, 500 + prompt, "200", 0)).collect();
+    assert!(orders.iter().any(|order| order[0] == dead), "it is back");
+    worker.tick();
+    assert_eq!(worker.world().metric("weir_breaker_out;pool=p"), 0);
+}
+
+#[test]
+fn an_abandoned_probe_gives_its_slot_back_and_a_failed_one_starts_a_longer_cooldown() {
+    let mut worker = Worker::new(CONFIG);
+    let dead = trip(&mut worker);
+    for abandoned in 0..3 {
+        worker.world().pass(Duration::from_secs(5));
+        let probe = ask(&mut worker, 60 + abandoned);
+        assert_eq!(destination(&probe)[0], dead);
+        ends(&mut worker, probe, &dead, "0", CLIENT_LEFT);
+    }
+    let probe = ask(&mut worker, 70);
+    let order = destination(&probe);
+    assert_eq!(order[0], dead);
+    // It is retried, and a healthy endpoint serves.
+    ends(&mut worker, probe, &order[1], "200", 0);
+    worker.world().pass(Duration::from_millis(9_990));
+    assert_ne!(destination(&ask(&mut worker, 71))[0], dead);
+    worker.world().pass(Duration::from_millis(20));
+    assert_eq!(destination(&ask(&mut worker, 72))[0], dead);
+    leases(&mut worker);
+    assert_eq!(worker.world().metric("weir_breaker_probes;pool=p"), 1);
+}
+
+#[test]
+fn of_two_workers_one_sends_the_probe_and_both_hear_what_it_came_to() {
+    let world = World::new();
+    let [mut one, mut two] = [(); 2].map(|()| Worker::<Pick>::of(&world, CONFIG).unwrap());
+    let hear = |one: &mut Worker<Pick>, two: &mut Worker<Pick>| {
+        one.hear(0);
+        two.hear(1);
+    };
+    // Both join, and the second is on the first one's list.
+    comes_to(&mut one, 1, "200", 0);
+    comes_to(&mut two, 2, "200", 0);
+    hear(&mut one, &mut two);
+    let dead = trip(&mut one);
+    hear(&mut one, &mut two);
+    assert!((0..20).all(|prompt| !comes_to(&mut two, 30 + prompt, "200", 0).contains(&dead)));
+    hear(&mut one, &mut two);
+    world.pass(Duration::from_secs(5));
+    // Neither has heard of the other's probe yet.
+    let (first, second) = (ask(&mut one, 60), ask(&mut two, 61));
+    assert_eq!(destination(&first)[0], dead);
+    assert!(!destination(&second).contains(&dead), "the slot is taken");
+    hear(&mut one, &mut two);
+    ends(&mut one, first, &dead, "503", NO_CONNECTION);
+    hear(&mut one, &mut two);
+    world.pass(Duration::from_secs(9));
+    assert!(!destination(&ask(&mut two, 62)).contains(&dead), "the longer cooldown is known there too");
+    world.pass(Duration::from_secs(1));
+    let probe = ask(&mut two, 63);
+    assert_eq!(destination(&probe)[0], dead, "and the slot is free");
+    ends(&mut two, probe, &dead, "200", 0);
+    hear(&mut one, &mut two);
+    world.pass(Duration::from_secs(11));
+    let orders: Vec<_> = (0..50).map(|prompt| comes_to(&mut one, 500 + prompt, "200", 0)).collect();
+    assert!(orders.iter().any(|order| order[0] == dead));
+}
+
+#[test]
+fn when_all_ask_to_be_left_alone_the_client_is_told_for_how_long() {
+    let mut worker = Worker::new(CONFIG);
+    for retry_after in ["20", "30", "40"] {
+        let mut exchange = ask(&mut worker, 1);
+        let at = destination(&exchange)[0].clone();
+        exchange.see().set_property("response.code", &429_i64.to_le_bytes());
+        exchange.see().set_property("response.headers.retry-after", retry_after.as_bytes());
+        worker.response(&mut exchange, &at, &[(":status", "429")]);
+        worker.piece(&mut exchange, b"x", true);
+        worker.finish(exchange);
+    }
+    for (secs, dialect, word) in [(0, "chat", "rate_limit_exceeded"), (10, "messages", "rate_limit_error")] {
+        worker.world().pass(Duration::from_secs(secs));
+        let facts = format!("dialect={dialect} stream=0 prompt_tokens=336 prompt_units=21 model=m");
+        let exchange = worker.request(&[], &[(wire::BLOCKS, &*wire::write_blocks(&facts, &[]))], false);
+        let answer = exchange.see().answer().unwrap();
+        let wait = (20 - secs).to_string();
+        assert_eq!((answer.status, answer.header("retry-after")), (429, Some(&*wait)));
+        assert!(answer.body.contains(word), "{}", answer.body);
+        let seen = worker.finish(exchange);
+        assert_eq!(seen.state(wire::PICK).unwrap(), format!("refused=429 retry_after_s={wait}"));
+    }
+    assert_eq!(worker.world().metric("weir_breaker_shut_total;pool=p"), 2);
+    assert_eq!(leases(&mut worker), 0);
+    worker.world().pass(Duration::from_secs(10));
+    assert_eq!(destination(&ask(&mut worker, 9)).len(), 1, "the first of them");
+}
+
+#[test]
+fn a_retried_429_is_no_failure_and_its_hint_is_kept() {
+    let mut worker = Worker::new(CONFIG);
+    let mut asked = std::collections::HashSet::new();
+    for prompt in 0..3 {
+        let exchange = ask(&mut worker, prompt);
+        let order = destination(&exchange);
+        if order.len() < 2 {
+            break;
+        }
+        let left = format!("filter_state.wasm.{}", wire::attempt(&order[0]));
+        exchange.see().set_property(&left, b"status=429 retry_after_ms=30000");
+        ends(&mut worker, exchange, &order[1], "200", 0);
+        asked.insert(order[0].clone());
+    }
+    assert_eq!(asked.len(), 2, "the third has no fallback left");
+    assert_eq!(worker.world().metric("weir_breaker_trips_total;pool=p"), 0);
+    worker.world().pass(Duration::from_secs(29));
+    assert_eq!(destination(&ask(&mut worker, 9)).len(), 1);
+    worker.world().pass(Duration::from_secs(1));
+    assert_eq!(destination(&ask(&mut worker, 9)).len(), 3);
+}
+
+#[test]
+fn errors_and_garbage_inside_a_200_count_and_a_clients_faults_do_not() {
+    let trips = |status: &str, usage: &[u8]| {
+        let mut worker = Worker::new(CONFIG);
+        for turn in 0..30 {
+            let exchange = ask(&mut worker, turn);
+            let at = destination(&exchange)[0].clone();
+            exchange.see().set_property(wire::USAGE, usage);
+            ends(&mut worker, exchange, &at, status, 0);
+        }
+        worker.world().metric("weir_breaker_trips_total;pool=p")
+    };
+    assert_eq!(trips("200", b"status=complete input=1 cached=0 output=1 reasoning=0"), 0);
+    assert_eq!(trips("200", b"status=missing finish=stop"), 0, "no usage, but an answer");
+    assert_eq!(trips("200", b"status=missing error=BadRequestError"), 0);
+    assert_eq!(trips("400", b"status=missing error=BadRequestError"), 0);
+    assert!(trips("200", b"status=missing error=InternalServerError") > 0);
+    assert!(trips("200", b"status=missing ttft_ms=1.000") > 0, "garbage");
+    assert!(trips("500", b"status=missing") > 0);
+}
+
+#[test]
+fn retries_end_with_the_list_and_with_the_budget() {
+    let mut config: serde_json::Value = serde_json::from_str(CONFIG).unwrap();
+    config["choose"] =
+        json!({"breaker": {"rules": [], "retry_budget": {"percent": 0, "per_s": 0, "most": 3}}});
+    let mut worker = Worker::new(&config.to_string());
+    let mut retries = Vec::new();
+    for turn in 0..4 {
+        let exchange = ask(&mut worker, turn);
+        let order = destination(&exchange);
+        assert_eq!(exchange.see().header(wire::MAX_RETRIES), [(order.len() - 1).to_string()]);
+        retries.push(order.len() - 1);
+        let last = order.last().unwrap().clone();
+        ends(&mut worker, exchange, &last, "503", NO_CONNECTION);
+    }
+    assert_eq!(retries, [2, 1, 0, 0], "three in all");
+    assert_eq!(worker.world().metric("weir_breaker_retries_total;pool=p"), 3);
+}
+
+#[test]
+fn a_scorer_that_has_no_endpoint_left_says_so_and_its_probes_are_told_of() {
+    let mut worker = Worker::new(&with_scorer("scorer"));
+    let mut exchange = ask(&mut worker, 1);
+    let shut = br#"{"endpoints":[],"cached_tokens":0,"queued_tokens":0,"in_flight":0,"policy":"","shut":{"retry_after_ms":1500,"status":503}}"#;
+    worker.reply(&mut exchange, &SCORER_200, shut);
+    let answer = exchange.see().answer().unwrap();
+    assert_eq!(
+        (answer.status, answer.header("retry-after"), answer.header("retry-after-ms")),
+        (503, Some("2"), Some("1500"))
+    );
+    worker.finish(exchange);
+    let mut exchange = ask(&mut worker, 2);
+    let mut probe: wire::Reserved = serde_json::from_slice(&reserved(&["10.0.0.1:1"])).unwrap();
+    probe.probe = true;
+    worker.reply(&mut exchange, &SCORER_200, &serde_json::to_vec(&probe).unwrap());
+    ends(&mut worker, exchange, "10.0.0.1:1", "200", 0);
+    worker.tick();
+    let report: Vec<Event> = serde_json::from_slice(&worker.calls().remove(0).body).unwrap();
+    let ok = Outcome::of_status(200, None);
+    assert!(
+        report.iter().any(|event| matches!(event, Event::Attempted { outcome, .. } if *outcome == ok)),
+        "{report:?}"
+    );
+}
+
+/// Another policy, in both a worker and those it tells.
+fn policy(policy: serde_json::Value) -> String {
+    let mut config: serde_json::Value = serde_json::from_str(CONFIG).unwrap();
+    config["choose"] = json!({"policy": policy});
+    config.to_string()
+}
+
+#[test]
+fn policies_that_learn_from_answers_learn_from_every_workers() {
+    let world = World::new();
+    let config = policy(json!("latency_based"));
+    let [mut one, mut two] = [(); 2].map(|()| Worker::<Pick>::of(&world, &config).unwrap());
+    let hear = |one: &mut Worker<Pick>, two: &mut Worker<Pick>| {
+        for _ in 0..2 {
+            one.hear(0);
+            two.hear(1);
+        }
+    };
+    let joining = ask(&mut two, 50);
+    ask(&mut one, 51);
+    hear(&mut one, &mut two);
+    two.finish(joining);
+    // The second endpoint writes ten tokens in a tenth of the time.
+    for (from, ms) in [("10.0.0.1:1", 1_000), ("10.0.0.2:1", 100)] {
+        let mut exchange = loop {
+            let exchange = ask(&mut one, 1);
+            if destination(&exchange)[0] == from {
+                break exchange;
+            }
+            one.finish(exchange);
+        };
+        hear(&mut one, &mut two);
+        world.pass(Duration::from_millis(ms));
+        one.response(&mut exchange, from, &[(":status", "200")]);
+        one.piece(&mut exchange, b"x", true);
+        exchange.see().set_property(wire::USAGE, b"status=complete input=9 cached=0 output=10 reasoning=0");
+        one.finish(exchange);
+        hear(&mut one, &mut two);
+    }
+    for worker in [&mut one, &mut two] {
+        for prompt in 60..70 {
+            let exchange = ask(worker, prompt);
+            assert_eq!(destination(&exchange)[0], "10.0.0.2:1");
+            worker.finish(exchange);
+        }
+    }
+}
+
+#[test]
+fn endpoints_are_asked_how_they_are_only_where_the_policy_wants_to_know() {
+    let mut worker = Worker::new(&policy(json!("client_side_weighted_round_robin")));
+    assert_eq!(ask(&mut worker, 1).see().header(wire::ORCA_FORMAT), ["JSON"]);
+    let mut worker = Worker::new(CONFIG);
+    assert!(ask(&mut worker, 1).see().header(wire::ORCA_FORMAT).is_empty());
 }

@@ -19,6 +19,11 @@ pub(super) struct Filter {
 /// Every filter.
 const FILTERS: &[Filter] = &[
     Filter {
+        name: "breaker",
+        holds_headers: false,
+        read: |json| Ok(effective(&invalid::read::<weir_breaker::Config>(json)?)),
+    },
+    Filter {
         name: "chain",
         holds_headers: true,
         read: |json| Ok(effective(&weir_chain::Config::read(json)?)),

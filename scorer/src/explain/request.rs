@@ -79,12 +79,9 @@ fn explain(raw: &Raw, config: &request::Config, rules: &rewrite::Rules) -> Reque
         Plan::Refuse(refusal) => return refused(refusal),
         Plan::Read(incoming) => incoming,
     };
-    let header = |wanted: &str| {
-        let header = raw.headers.iter().find(|(name, _)| name == wanted);
-        header.map(|(_, value)| value.as_str())
+    let target = |model: &str, session: Option<u64>| {
+        rules.choose(model, || session.unwrap_or_default()).map(|chosen| chosen.model.to_owned())
     };
-    let key = || rules.session(header).map_or(0, rewrite::key);
-    let target = |model: &str| rules.choose(model, key).map(|chosen| chosen.model.to_owned());
     let read = incoming.decode(&raw.body, config);
     let read = read.map(|body| incoming.read_as(&body, config, target).map(told));
     read.flatten().unwrap_or_else(refused)

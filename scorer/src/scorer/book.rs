@@ -1,14 +1,15 @@
 //! The book: pools behind a lock, and what each call does to them.
 
 use super::metrics::Metrics;
-use super::{Config, Refused};
-use crate::clock::Clock;
+use super::{Config, Refused, Scraped};
+use crate::clock::{self, Clock};
 use serde::Serialize;
-use std::hash::{BuildHasher, Hasher};
+use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use weir::breaker::{Moved, Standing};
 use weir::instant::Instant;
-use weir::pool::{Load, Pools};
+use weir::pool::{Load, Pools, Report, Said};
 use weir::wire::{Event, Reserve, Reserved};
 
 /// A running scorer.
@@ -20,22 +21,37 @@ pub struct Scorer {
 }
 
 /// What is known of one pool.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PoolLoad {
     /// Its name.
     pub name: String,
     /// Leases out.
     pub leases: usize,
+    /// Probes out.
+    pub probes: u32,
+    /// Endpoints that get nothing, or probes only.
+    pub out: Vec<Out>,
     /// Its endpoints, in the order of the configuration.
     pub endpoints: Vec<Load>,
+    /// What their engines said of themselves, of those that did.
+    pub engines: Vec<Said>,
+}
+
+/// An endpoint that gets nothing, or probes only.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Out {
+    /// Its address.
+    pub address: String,
+    /// `held`, `cooldown` or `probing`.
+    pub standing: &'static str,
+    /// Milliseconds until that ends.
+    pub wait_ms: u64,
 }
 
 impl Scorer {
     /// A scorer with nothing booked.
     pub fn new(config: &Config) -> anyhow::Result<Self> {
-        // std seeds its hash maps from the system's entropy; the hash of nothing is such a seed.
-        let seed = std::hash::RandomState::new().build_hasher().finish();
-        let pools = config.pools(seed)?;
+        let pools = config.pools(clock::seed())?;
         let metrics = Metrics::new(pools.iter().map(|(name, _)| name))?;
         Ok(Self { pools: Mutex::new(pools), metrics, clock: Clock::start() })
     }
@@ -49,12 +65,15 @@ impl Scorer {
     pub fn reserve(&self, ask: &Reserve) -> Result<Reserved, Refused> {
         let mut pools = self.pools();
         let now = self.clock.now();
-        note(&mut pools, &ask.events, now);
+        self.note(&mut pools, &ask.events, now);
         let place = pools.of_name(&ask.pool).ok_or_else(|| Refused::UnknownPool(ask.pool.clone()))?;
         let (name, pool) = pools.get(place).ok_or_else(|| Refused::UnknownPool(ask.pool.clone()))?;
         self.metrics.expired(name, pool.expire(now));
-        let choice =
-            pool.reserve(ask.lease, &ask.ask(), now).ok_or_else(|| Refused::NoEndpoint(ask.pool.clone()))?;
+        let Some(choice) = pool.reserve(ask.lease, &ask.ask(), now) else {
+            let shut = pool.shut(now).ok_or_else(|| Refused::NoEndpoint(ask.pool.clone()))?;
+            self.metrics.shut(name);
+            return Ok(Reserved { shut: Some(shut.into()), ..Reserved::default() });
+        };
         self.metrics.reserved(name);
         Ok(Reserved {
             endpoints: choice.order,
@@ -62,12 +81,42 @@ impl Scorer {
             queued_tokens: choice.candidate.queued_tokens,
             in_flight: choice.candidate.in_flight,
             policy: choice.policy.into(),
+            probe: choice.probe,
+            shut: None,
         })
     }
 
     /// Notes what became of leases.
     pub fn report(&self, events: &[Event]) {
-        note(&mut self.pools(), events, self.clock.now());
+        self.note(&mut self.pools(), events, self.clock.now());
+    }
+
+    /// Events of pools and leases that are not known here are let go: they are from before a restart.
+    fn note(&self, pools: &mut Pools, events: &[Event], now: Instant) {
+        for event in events {
+            let (Event::FirstToken { pool, .. } | Event::Attempted { pool, .. } | Event::End { pool, .. }) =
+                event;
+            let Some((name, pool)) = pools.of_name(pool).and_then(|place| pools.get(place)) else { continue };
+            match event {
+                Event::FirstToken { lease, served, .. } => pool.first_token(*lease, Some(served), now),
+                Event::Attempted { lease, endpoint, outcome, .. } => {
+                    match pool.attempted(*lease, endpoint, outcome, now) {
+                        Some(Moved::Out) => {
+                            self.metrics.tripped(name);
+                            log::warn!("pool {name:?}: {endpoint} is out: {}", outcome.write());
+                        }
+                        Some(Moved::Back) => log::info!("pool {name:?}: {endpoint} is back"),
+                        None => {}
+                    }
+                }
+                Event::End { lease, answered, .. } => {
+                    if let Some(answered) = answered {
+                        pool.answered(*lease, answered, now);
+                    }
+                    pool.end(*lease);
+                }
+            }
+        }
     }
 
     /// Ends the leases whose time is up.
@@ -88,12 +137,39 @@ impl Scorer {
         }
     }
 
+    /// The addresses of all endpoints, each once.
+    pub fn addresses(&self) -> BTreeSet<String> {
+        self.pools().iter().flat_map(|(_, pool)| pool.addresses()).map(str::to_owned).collect()
+    }
+
+    /// An endpoint said how it is.
+    pub fn hear(&self, address: &str, report: &Report) {
+        self.pools().iter_mut().for_each(|(_, pool)| pool.hear(address, report));
+    }
+
+    /// An endpoint was asked how it is.
+    pub fn scraped(&self, scraped: Scraped) {
+        self.metrics.scraped(scraped);
+    }
+
     /// What is known of every pool.
     pub fn loads(&self) -> Vec<PoolLoad> {
+        let now = self.clock.now();
         let load = |(name, pool): (&str, &weir::pool::Pool)| PoolLoad {
             name: name.to_owned(),
             leases: pool.leases(),
+            probes: pool.probing(),
+            out: pool
+                .standings(now)
+                .filter(|(_, standing, _)| !matches!(standing, Standing::Closed | Standing::Ramp))
+                .map(|(address, standing, wait)| Out {
+                    address: address.to_owned(),
+                    standing: standing.name(),
+                    wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
+                })
+                .collect(),
             endpoints: pool.loads(),
+            engines: pool.said(now).collect(),
         };
         self.pools().iter().map(load).collect()
     }
@@ -116,20 +192,6 @@ impl Scorer {
     }
 }
 
-/// Events of pools and leases that are not known here are let go: they are from before a restart.
-fn note(pools: &mut Pools, events: &[Event], now: Instant) {
-    for event in events {
-        let (Event::FirstToken { pool, .. } | Event::End { pool, .. }) = event;
-        let Some((_, pool)) = pools.of_name(pool).and_then(|place| pools.get(place)) else { continue };
-        match event {
-            Event::FirstToken { lease, served, .. } => pool.first_token(*lease, Some(served), now),
-            Event::End { lease, .. } => {
-                pool.end(*lease);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,7 +199,7 @@ mod tests {
     use weir::pool::Ask;
 
     fn reserve(pool: &str) -> Reserve {
-        let events = vec![Event::End { pool: "a".into(), lease: 1 }];
+        let events = vec![Event::End { pool: "a".into(), lease: 1, answered: None }];
         let demand = Demand { prompt_tokens: 10, prompt_units: 1, stream: true, ..Demand::default() };
         Reserve { events, ..Reserve::of(pool, 2, &Ask { blocks: &[], demand }) }
     }

@@ -4,9 +4,10 @@
 //! away again, the endpoints, is not kept here: each reading makes those gauges anew from the book, and an
 //! endpoint that left is simply not among them.
 
-use super::{PoolLoad, Refused};
+use super::{PoolLoad, Refused, Scraped};
 use prometheus::{
-    Histogram, HistogramOpts, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder, core::Collector,
+    GaugeVec, Histogram, HistogramOpts, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
+    core::Collector,
 };
 use std::time::Duration;
 
@@ -21,7 +22,10 @@ pub(super) struct Metrics {
     reservations: IntCounterVec,
     refused: IntCounterVec,
     expired: IntCounterVec,
+    trips: IntCounterVec,
+    shut: IntCounterVec,
     reserve_seconds: Histogram,
+    scrapes: IntCounterVec,
 }
 
 impl Metrics {
@@ -39,24 +43,45 @@ impl Metrics {
             "Leases whose end nobody reported; more than a few mean that a gateway died.",
             "pool",
         )?;
+        let trips = count("weir_scorer_trips_total", "Times that an endpoint went out.", "pool")?;
+        let shut =
+            count("weir_scorer_shut_total", "Requests that got no endpoint, because all were out.", "pool")?;
         let seconds = HistogramOpts::new(
             "weir_scorer_reserve_seconds",
             "Time from a complete reserve call to its answer, in seconds.",
         );
         let reserve_seconds =
             registered(&registry, Histogram::with_opts(seconds.buckets(BUCKETS.to_vec()))?)?;
+        let scrapes = count(
+            "weir_scorer_scrapes_total",
+            "Endpoints asked how they are, by what came of it: good, unknown, failed.",
+            "outcome",
+        )?;
+        for outcome in Scraped::OUTCOMES {
+            scrapes.with_label_values(&[outcome]);
+        }
         for pool in pools {
             reservations.with_label_values(&[pool]);
-            expired.with_label_values(&[pool]);
+            for counter in [&expired, &trips, &shut] {
+                counter.with_label_values(&[pool]);
+            }
         }
         for reason in Refused::REASONS {
             refused.with_label_values(&[reason]);
         }
-        Ok(Self { registry, reservations, refused, expired, reserve_seconds })
+        Ok(Self { registry, reservations, refused, expired, trips, shut, reserve_seconds, scrapes })
     }
 
     pub(super) fn reserved(&self, pool: &str) {
         self.reservations.with_label_values(&[pool]).inc();
+    }
+
+    pub(super) fn tripped(&self, pool: &str) {
+        self.trips.with_label_values(&[pool]).inc();
+    }
+
+    pub(super) fn shut(&self, pool: &str) {
+        self.shut.with_label_values(&[pool]).inc();
     }
 
     pub(super) fn refused(&self, refused: &Refused) {
@@ -67,6 +92,10 @@ impl Metrics {
         if leases > 0 {
             self.expired.with_label_values(&[pool]).inc_by(leases as u64);
         }
+    }
+
+    pub(super) fn scraped(&self, scraped: Scraped) {
+        self.scrapes.with_label_values(&[scraped.name()]).inc();
     }
 
     pub(super) fn took(&self, time: Duration) {
@@ -96,11 +125,51 @@ impl Metrics {
             "Tokens of prefixes believed to be in the endpoint's cache.",
             &of_endpoint,
         )?;
+        let real =
+            |name: &str, help: &str| registered(&book, GaugeVec::new(Opts::new(name, help), &of_endpoint)?);
+        let waiting = real("weir_scorer_engine_waiting", "Requests queued in the engine, as it last said.")?;
+        let running = real("weir_scorer_engine_running", "Requests in the engine's batch, as it last said.")?;
+        let kv_usage = real(
+            "weir_scorer_engine_kv_usage",
+            "Part of the engine's KV memory in use, from 0 to 1, as it last said.",
+        )?;
+        let sent_since = real(
+            "weir_scorer_engine_sent_since",
+            "Requests sent to the engine since it said so, and not ended.",
+        )?;
+        let age = real(
+            "weir_scorer_engine_age_seconds",
+            "Since the engine said so; one that is silent, or said so too long ago, is not here.",
+        )?;
+        let out = gauge(
+            "weir_scorer_endpoint_out",
+            "1 where an endpoint gets nothing, or probes only.",
+            &of_endpoint,
+        )?;
+        let probes = gauge("weir_scorer_probes", "Probes out.", &["pool"])?;
         for pool in loads {
+            for said in &pool.engines {
+                let labels = [&pool.name, &said.address];
+                let numbers = [
+                    (&waiting, said.waiting.map(f64::from)),
+                    (&running, said.running.map(f64::from)),
+                    (&kv_usage, said.kv_usage),
+                    (&sent_since, Some(f64::from(said.sent_since))),
+                    (&age, Some(said.age_ms as f64 / 1000.0)),
+                ];
+                for (gauge, number) in numbers {
+                    if let Some(number) = number {
+                        gauge.with_label_values(&labels).set(number);
+                    }
+                }
+            }
             let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
             leases.with_label_values(&[&pool.name]).set(number(pool.leases as u64));
+            probes.with_label_values(&[&pool.name]).set(i64::from(pool.probes));
             for endpoint in &pool.endpoints {
                 let labels = [&pool.name, &endpoint.address];
+                let is_out = pool.out.iter().any(|out| out.address == endpoint.address);
+                out.with_label_values(&labels).set(i64::from(is_out));
                 in_flight.with_label_values(&labels).set(i64::from(endpoint.in_flight));
                 queued.with_label_values(&labels).set(number(endpoint.queued_tokens));
                 cached.with_label_values(&labels).set(number(endpoint.index_tokens));

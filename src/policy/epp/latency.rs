@@ -17,7 +17,7 @@ use super::prefix::Prefix;
 use super::relative::Waiting;
 use crate::instant::Instant;
 use crate::policy::number::{Amount, Ratio};
-use crate::policy::{Candidate, Each, Keep, Known, News, Round, Score, scale};
+use crate::policy::{Candidate, Each, Keep, Known, News, Round, Score, Wants, scale};
 use crate::random::Random;
 use serde::{Deserialize, Serialize};
 
@@ -123,6 +123,10 @@ impl Score for Latency {
 
     fn learn(&mut self, news: &News, _: Instant) {
         self.learned.learn(news);
+    }
+
+    fn wants(&self) -> Wants {
+        Wants { answers: true, reports: false }
     }
 }
 

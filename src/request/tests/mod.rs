@@ -81,6 +81,49 @@ fn an_image_changes_the_blocks_and_a_cache_mark_does_not() {
 }
 
 #[test]
+fn an_image_counts_by_its_number_and_not_by_its_bytes() {
+    let read = |part: &str| {
+        let body = format!(
+            r#"{{"model":"m","messages":[{{"role":"user","content":[{{"type":"text","text":"What is it?"}},{part}]}}]}}"#
+        );
+        let reading = read_as(Dialect::Chat, &body).unwrap();
+        (reading.facts.prompt_tokens, reading.facts.prompt_units, reading.size.tokens)
+    };
+    let pixels = "A".repeat(100_000);
+    let data = |kind: &str| format!(r#"{{"type":"{kind}","data":"{pixels}"}}"#);
+    for part in [
+        format!(r#"{{"type":"image_url","image_url":{{"url":"data:image/png;base64,{pixels}"}}}}"#),
+        r#"{"type":"image_url","image_url":{"url":"https://pictures/1"}}"#.into(),
+        format!(r#"{{"type":"image","source":{}}}"#, data("base64")),
+        format!(
+            r#"{{"type":"tool_result","tool_use_id":"t","content":[{{"type":"image","source":{}}}]}}"#,
+            data("base64")
+        ),
+    ] {
+        let (tokens, units, known) = read(&part);
+        assert!(
+            (1_000..1_030).contains(&tokens) && (63..66).contains(&units),
+            "{tokens}, {units}: {}",
+            &part[..60]
+        );
+        assert_eq!(known, 1_000);
+    }
+    let (tokens, _, known) = read(&format!(r#"{{"type":"document","source":{}}}"#, data("text")));
+    assert!((25_000..25_100).contains(&tokens), "a document of plain text: {tokens}");
+    assert_eq!(known, 0);
+    let many = r#"{"type":"image_url","image_url":"u"},"#.repeat(5_000);
+    assert_eq!(read(&format!("{many}{{}}")).2, 1_000_000, "no more images than engines accept");
+}
+
+#[test]
+fn token_ids_need_no_estimate() {
+    let body = format!(r#"{{"model":"m","prompt":[{}1]}}"#, "7,".repeat(99));
+    let config = Config { bytes_per_token: 2.try_into().unwrap(), ..Config::default() };
+    let reading = read(Dialect::Completions, body.as_bytes(), &config).unwrap();
+    assert_eq!((reading.facts.prompt_tokens, reading.size), (100, Size { text: 0, tokens: 100 }));
+}
+
+#[test]
 fn the_model_the_salt_and_the_effort_seed_the_blocks() {
     let body = |model: &str, more: &str| {
         let text = "y".repeat(100);

@@ -1,0 +1,149 @@
+//! What became of a request's attempts, as far as Envoy tells.
+//!
+//! A filter runs once per request, not per attempt, and sees the last one. Of those before it, it knows the order, since it
+//! has written the list itself, and what `breaker`, which runs once per attempt where it stands in the cluster, left behind.
+//! One that left nothing got no answer.
+
+use weir::breaker::{Class, Outcome, Reason, retry_after};
+use weir::policy::Wants;
+use weir::pool::Answered;
+use weir::request::Dialect;
+use weir::response::{Report, Status};
+use weir::signals;
+use weir::wire;
+use weir_host::Host;
+
+/// The attempts of one request, in the order of its list.
+#[derive(Debug, Default)]
+pub(crate) struct Attempts {
+    order: Vec<String>,
+    /// So many of them have been spoken of.
+    told: usize,
+}
+
+impl Attempts {
+    pub(crate) fn new(order: Vec<String>) -> Self {
+        Self { order, told: 0 }
+    }
+
+    /// The attempts before the one at `address`, each once: all of them have failed.
+    pub(crate) fn before(&mut self, host: &dyn Host, address: &str) -> Vec<(String, Outcome)> {
+        let Some(place) = self.order.iter().position(|own| own == address) else { return Vec::new() };
+        let outcome = |address: &String| {
+            let name = format!("wasm.{}", wire::attempt(address));
+            let left = host.text(&["filter_state", &name]).and_then(|line| Outcome::read(&line));
+            (address.clone(), left.unwrap_or(Outcome::failed(Reason::Reset)))
+        };
+        let failed = self.order.get(self.told..place).unwrap_or_default().iter().map(outcome).collect();
+        self.told = self.told.max(place);
+        failed
+    }
+}
+
+/// The endpoint of the last attempt; there is none where Envoy answered before any.
+pub(crate) fn served(host: &dyn Host) -> Option<String> {
+    host.text(&["upstream", "address"])
+}
+
+/// The status of the answer; 0 when there is none.
+pub(crate) fn status(host: &dyn Host) -> u16 {
+    number(host, &["response", "code"]).and_then(|code| u16::try_from(code).ok()).unwrap_or(0)
+}
+
+fn number(host: &dyn Host, path: &[&str]) -> Option<i64> {
+    Some(i64::from_le_bytes(host.property(path)?.try_into().ok()?))
+}
+
+/// What the last attempt came to, once the stream is over; `begun`: some of its answer has passed.
+pub(crate) fn last(host: &dyn Host, dialect: Dialect, begun: bool) -> Outcome {
+    let flags = number(host, &["response", "flags"]).unwrap_or(0);
+    let status = status(host);
+    match of_flags(flags, begun) {
+        Some(outcome) => outcome,
+        None if status >= 400 => {
+            let plain = host.text(&["response", "headers", "retry-after"]);
+            let millis = host.text(&["response", "headers", "retry-after-ms"]);
+            let header =
+                |name: &str| if name == "retry-after" { plain.as_deref() } else { millis.as_deref() };
+            Outcome::of_status(status, retry_after(header, || host.wall()))
+        }
+        None => inside(host, dialect).unwrap_or(Outcome::of_status(status, None)),
+    }
+}
+
+/// What a policy learns from an answer.
+pub(crate) fn answered(host: &dyn Host, outcome: &Outcome, wants: Wants) -> Answered {
+    let usage = host.text(&[wire::USAGE]).and_then(|line| wire::read_usage(&line)?.usage);
+    let answered = Answered {
+        output_tokens: usage.map(|usage| u32::try_from(usage.output).unwrap_or(u32::MAX)),
+        failed: outcome.class() == Class::Failure,
+        ..Answered::default()
+    };
+    let said = host.text(&["response", "headers", signals::ORCA_HEADER]).filter(|_| wants.reports);
+    said.and_then(|said| signals::orca(&said)).map_or(answered, |said| answered.with(&said))
+}
+
+/// What Envoy's response flags say; `None`: that the endpoint's answer came to its end.
+fn of_flags(flags: i64, begun: bool) -> Option<Outcome> {
+    const NO_CONNECTION: i64 = 0x20;
+    // The request's time is up, the stream's idle time, the longest duration.
+    const TIMEOUTS: i64 = 0x4 | 0x1_0000 | 0x8_0000 | 0x40_0000;
+    // Reset by the endpoint, connection ended, protocol error.
+    const LOST: i64 = 0x10 | 0x40 | 0x80_0000;
+    const CLIENT_LEFT: i64 = 0x4000;
+    // All retries were used; the last answer stands.
+    const RETRIED: i64 = 0x8000;
+    let has = |mask: i64| flags & mask != 0;
+    Some(match flags & !RETRIED {
+        0 => return None,
+        _ if has(CLIENT_LEFT) => Outcome::gone(),
+        _ if has(NO_CONNECTION) => Outcome::failed(Reason::Connect),
+        _ if has(TIMEOUTS) => Outcome::failed(Reason::Timeout),
+        _ if has(LOST) && begun => Outcome::failed(Reason::Cut),
+        _ if has(LOST) => Outcome::failed(Reason::Reset),
+        // Envoy's own doing: no route, too many requests, and so on.
+        _ => Outcome::gone(),
+    })
+}
+
+/// An error or garbage in an answer that has a good status, as `meter` has read it. Only for APIs whose every answer has
+/// something that it knows.
+fn inside(host: &dyn Host, dialect: Dialect) -> Option<Outcome> {
+    let known = [Dialect::Chat, Dialect::Completions, Dialect::Messages, Dialect::Responses];
+    let report = wire::read_usage(&host.text(&[wire::USAGE]).filter(|_| known.contains(&dialect))?)?;
+    if let Some(kind) = &report.error {
+        return Some(Outcome::of_error(kind));
+    }
+    let nothing = Report { usage: None, status: Status::Missing, finish: None, error: None, deltas: 0 };
+    if report != nothing {
+        return None;
+    }
+    let coded =
+        host.property(&["response", "headers", "content-encoding"]).is_some_and(|coding| !coding.is_empty());
+    (!coded).then_some(Outcome::failed(Reason::Garbage))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn envoys_flags_tell_the_endpoints_failures_from_the_clients() {
+        let cases = [
+            (0, false, None),
+            (0x8000, false, None),
+            (0x20, false, Some(Outcome::failed(Reason::Connect))),
+            (0x20 | 0x8000, false, Some(Outcome::failed(Reason::Connect))),
+            (0x4, false, Some(Outcome::failed(Reason::Timeout))),
+            (0x1_0000, true, Some(Outcome::failed(Reason::Timeout))),
+            (0x40, false, Some(Outcome::failed(Reason::Reset))),
+            (0x40, true, Some(Outcome::failed(Reason::Cut))),
+            (0x80_0000, true, Some(Outcome::failed(Reason::Cut))),
+            (0x4000, true, Some(Outcome::gone())),
+            (0x80, false, Some(Outcome::gone())),
+        ];
+        for (flags, begun, outcome) in cases {
+            assert_eq!(of_flags(flags, begun), outcome, "{flags:#x}");
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! How long a prompt is in tokens, before any engine has counted it; learned per model from what engines did count.
+//!
+//! ```text
+//! tokens = text bytes * (tokens counted / bytes they were counted of) + token ids + media_tokens * images and sounds
+//! ```
+//!
+//! Both sums forget a sixteenth at each answer, and begin with `bytes_per_token`. Sums and not a mean of ratios: a template
+//! adds its tokens to the shortest prompt as to the longest, and those of long prompts are the estimates that matter. No
+//! answer counts for more than 4,096 tokens, so that one prompt of odd text, however long, says little of the next.
+//!
+//! Only the estimate is learned. Blocks are cut by the configured `bytes_per_token` for good: a cut that moved would
+//! part every prompt from its beginning, and pools count their matches by shares of the prompt anyway.
+
+use std::collections::BTreeMap;
+
+/// What is known of a prompt's length.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Size {
+    /// Bytes of text, roles and marks included.
+    pub text: u64,
+    /// Tokens that need no estimate by bytes: ids, and what stands for images and sounds.
+    pub tokens: u64,
+}
+
+/// Tokens that engines counted, by the bytes they counted them of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ratio {
+    bytes: u64,
+    tokens: u64,
+}
+
+impl Size {
+    /// Its tokens, the last one rounded up.
+    pub fn tokens(self, ratio: Ratio) -> u32 {
+        let text = u128::from(self.text).saturating_mul(u128::from(ratio.tokens));
+        let text = text.div_ceil(u128::from(ratio.bytes.max(1)));
+        u32::try_from(text.saturating_add(u128::from(self.tokens))).unwrap_or(u32::MAX)
+    }
+}
+
+/// Sums are in 256ths, so that forgetting rounds off little.
+const PART: u64 = 256;
+/// Tokens that `bytes_per_token` counts for, to begin with.
+const START: u64 = 256;
+/// Most tokens that one answer counts for.
+const MOST_TOKENS: u64 = 4_096;
+/// Text has no fewer bytes to a token (four bytes of a rare character can be four tokens), and no more.
+const BYTES_PER_TOKEN: (u64, u64) = (1, 16);
+/// Most models that are learned: clients name them.
+const MOST_MODELS: usize = 256;
+/// From so many answers a model is learned quickly; then from one in as many.
+const SAMPLES: u32 = 16;
+
+impl Ratio {
+    /// So many bytes to a token.
+    pub fn of(bytes_per_token: u32) -> Self {
+        let tokens = START.saturating_mul(PART);
+        Self { bytes: tokens.saturating_mul(u64::from(bytes_per_token)), tokens }
+    }
+
+    fn learn(&mut self, bytes: u64, tokens: u64) {
+        let (least, most) = BYTES_PER_TOKEN;
+        let mut tokens = tokens.clamp(bytes.div_ceil(most), bytes.saturating_mul(least));
+        let mut bytes = bytes;
+        if tokens > MOST_TOKENS {
+            bytes = bytes.saturating_mul(MOST_TOKENS) / tokens;
+            tokens = MOST_TOKENS;
+        }
+        let add = |sum: u64, more: u64| (sum - sum / 16).saturating_add(more.saturating_mul(PART));
+        self.bytes = add(self.bytes, bytes);
+        self.tokens = add(self.tokens, tokens);
+    }
+}
+
+/// What is learned of each model.
+#[derive(Debug)]
+pub struct Ratios {
+    start: Ratio,
+    models: BTreeMap<String, (Ratio, u32)>,
+    asked: u32,
+}
+
+impl Ratios {
+    /// Nothing is known yet but the configured ratio.
+    pub fn new(bytes_per_token: u32) -> Self {
+        Self { start: Ratio::of(bytes_per_token), models: BTreeMap::new(), asked: 0 }
+    }
+
+    /// The ratio to estimate by.
+    pub fn of(&self, model: Option<&str>) -> Ratio {
+        model.and_then(|model| self.models.get(model)).map_or(self.start, |(ratio, _)| *ratio)
+    }
+
+    /// Whether another answer of the model should be learned from. Each read of one costs a call to the host, and after
+    /// some they say little new.
+    pub fn wants(&mut self, model: &str) -> bool {
+        self.asked = self.asked.wrapping_add(1);
+        match self.models.get(model) {
+            Some((_, seen)) => *seen < SAMPLES || self.asked.is_multiple_of(SAMPLES),
+            None => self.models.len() < MOST_MODELS,
+        }
+    }
+
+    /// An engine counted `counted` tokens in a prompt of that size.
+    pub fn learn(&mut self, model: &str, size: Size, counted: u64) {
+        // With less text than a few words, most of what was counted is the template's or an image's.
+        const LEAST_BYTES: u64 = 32;
+        let Some(tokens) = counted.checked_sub(size.tokens).filter(|tokens| *tokens > 0) else { return };
+        if size.text < LEAST_BYTES {
+            return;
+        }
+        let room = self.models.len() < MOST_MODELS;
+        match self.models.get_mut(model) {
+            Some((ratio, seen)) => {
+                ratio.learn(size.text, tokens);
+                *seen = seen.saturating_add(1);
+            }
+            None if room => {
+                let mut ratio = self.start;
+                ratio.learn(size.text, tokens);
+                self.models.insert(model.to_owned(), (ratio, 1));
+            }
+            None => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    #[cfg(target_arch = "wasm32")]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
+
+    fn text(bytes: u64) -> Size {
+        Size { text: bytes, tokens: 0 }
+    }
+
+    #[test]
+    fn a_model_is_estimated_as_configured_until_it_has_answered_and_then_as_its_engine_counts() {
+        let mut ratios = Ratios::new(4);
+        assert_eq!(text(4_001).tokens(ratios.of(Some("m"))), 1_001);
+        for _ in 0..60 {
+            ratios.learn("m", text(4_000), 2_000);
+        }
+        let learned = text(4_000).tokens(ratios.of(Some("m")));
+        assert!((1_980..=2_020).contains(&learned), "{learned}");
+        assert_eq!(text(4_000).tokens(ratios.of(Some("n"))), 1_000, "another model's");
+        assert_eq!(text(4_000).tokens(ratios.of(None)), 1_000);
+    }
+
+    #[test]
+    fn one_prompt_of_odd_text_says_little_however_long_it_is() {
+        let mut ratios = Ratios::new(4);
+        for _ in 0..60 {
+            ratios.learn("m", text(4_000), 1_000);
+        }
+        ratios.learn("m", text(1 << 24), 1 << 24);
+        let after = text(4_000).tokens(ratios.of(Some("m")));
+        assert!((1_000..1_250).contains(&after), "{after}");
+    }
+
+    #[test]
+    fn a_count_that_no_text_has_is_held_to_one_that_some_has() {
+        let mut ratios = Ratios::new(4);
+        for _ in 0..200 {
+            ratios.learn("more", text(4_000), u64::MAX);
+            ratios.learn("less", text(4_000), 1);
+        }
+        assert!((3_900..=4_000).contains(&text(4_000).tokens(ratios.of(Some("more")))));
+        assert!((250..=260).contains(&text(4_000).tokens(ratios.of(Some("less")))));
+    }
+
+    #[test]
+    fn ids_and_images_are_no_text() {
+        let mut ratios = Ratios::new(4);
+        let size = Size { text: 400, tokens: 1_000 };
+        assert_eq!(size.tokens(ratios.of(None)), 1_100);
+        ratios.learn("m", size, 900);
+        assert_eq!(size.tokens(ratios.of(Some("m"))), 1_100, "fewer than the images were thought to be");
+        (0..60).for_each(|_| ratios.learn("m", size, 1_200));
+        let learned = size.tokens(ratios.of(Some("m")));
+        assert!((1_190..=1_210).contains(&learned), "{learned}");
+    }
+
+    #[test]
+    fn answers_are_wanted_often_at_first_and_seldom_later() {
+        let mut ratios = Ratios::new(4);
+        let mut wanted = 0;
+        for _ in 0..16_016 {
+            if ratios.wants("m") {
+                wanted += 1;
+                ratios.learn("m", text(400), 100);
+            }
+        }
+        assert!((1_000..1_100).contains(&wanted), "{wanted}");
+    }
+
+    #[test]
+    fn the_number_of_models_is_bounded() {
+        let mut ratios = Ratios::new(4);
+        (0..1_000).for_each(|n| ratios.learn(&format!("m{n}"), text(400), 200));
+        assert_eq!(ratios.models.len(), MOST_MODELS);
+        assert!(!ratios.wants("another") && ratios.wants("m0"));
+    }
+
+    #[test]
+    fn no_size_overflows() {
+        let mut ratios = Ratios::new(u32::MAX);
+        let huge = Size { text: u64::MAX, tokens: u64::MAX };
+        assert_eq!(huge.tokens(ratios.of(None)), u32::MAX);
+        ratios.learn("m", Size { text: u64::MAX, tokens: 0 }, u64::MAX);
+        assert_eq!(huge.tokens(ratios.of(Some("m"))), u32::MAX);
+        assert_eq!(Size::default().tokens(ratios.of(Some("m"))), 0);
+    }
+}

@@ -1,0 +1,449 @@
+//! Failures are contained, as clients and endpoints see it: who is asked, how often, and what is said.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
+
+use futures_util::future::join_all;
+use rig::backend::Saying;
+use rig::raw::post;
+use rig::{
+    Backend, Edit, Gateway, MODELS, Raw, Setup, breaker, chat, fields, find_all, pick_config, place_pool,
+    request_id, wait_until,
+};
+use serde_json::{Value, json};
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+use weir_engine::{Config, Engine, Fault, Kind};
+
+const SOON: Duration = Duration::from_secs(10);
+const LAYOUTS: [bool; 2] = [false, true];
+
+/// What `acceptance/` has engines say.
+const E400_OLD: &str = include_str!("acceptance/responses/e400_vllm_old.json");
+const E400_NEW: &str = include_str!("acceptance/responses/e400_vllm_new.json");
+const E404: &str = include_str!("acceptance/responses/e404_openai_model.json");
+const E422: &str = include_str!("acceptance/responses/e422_validation.json");
+
+fn says(status: u16, headers: &[(&str, &str)], body: &str) -> Saying {
+    let headers = [("content-type", "application/json")].iter().chain(headers);
+    Saying {
+        status,
+        headers: headers.map(|(name, value)| ((*name).into(), (*value).into())).collect(),
+        pieces: vec![body.as_bytes().to_vec()],
+        pause: Duration::ZERO,
+    }
+}
+
+const ANSWER: &str = r#"{"object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}"#;
+
+/// Scripted endpoints in the place of the first pool's engines; `edit` comes after.
+async fn scripted<const N: usize>(setup: Setup, edit: Option<Edit>) -> (Gateway, [Backend; N]) {
+    let backends = join_all((0..N).map(|_| Backend::start())).await.into_iter().map(Result::unwrap);
+    let backends: [Backend; N] = backends.collect::<Vec<_>>().try_into().unwrap();
+    backends.iter().for_each(|backend| backend.says(says(200, &[], ANSWER)));
+    let addresses: Vec<String> = backends.iter().map(|backend| backend.address.clone()).collect();
+    let place: Edit = Box::new(move |envoy| {
+        place_pool(envoy, 0, &addresses);
+        if let Some(edit) = &edit {
+            edit(envoy);
+        }
+    });
+    let gateway = Gateway::start(Setup { engines: [0, 1], edit: Some(place), ..setup }).await.unwrap();
+    (gateway, backends)
+}
+
+fn heard(backends: &[Backend]) -> Vec<usize> {
+    backends.iter().map(|backend| backend.heard().len()).collect()
+}
+
+/// A short cooldown, and all of the traffic right after it.
+fn quick(trip_duration_ms: u64) -> Edit {
+    breaker(json!({
+        "rules": [
+            {"name": "unreachable", "trip_duration_ms": trip_duration_ms, "failure_condition":
+                {"count": 2, "interval_ms": 10_000, "error_reasons": ["connect", "reset", "timeout"]}},
+            {"name": "failing", "trip_duration_ms": trip_duration_ms, "failure_condition": {"count": 5,
+                "interval_ms": 10_000, "status_code_ranges": [{"min": 500, "max": 599}], "error_reasons": ["cut", "error", "garbage"]}},
+        ],
+        "ramp_ms": 0,
+    }))
+}
+
+fn retry_after(answer: &reqwest::Response) -> u64 {
+    answer.headers()["retry-after"].to_str().unwrap().parse().unwrap()
+}
+
+/// Starts an engine again where one has died.
+async fn again(dead: &Engine, fault: Fault) -> Engine {
+    let models = vec![MODELS[0].to_owned()];
+    Engine::start(Config { port: dead.addr.port(), models, fault, ..Config::instant() }).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clients_faults_pass_through_once_and_trip_nothing() {
+    for chain in LAYOUTS {
+        let setup = Setup { chain, ..Setup::default() };
+        let (gateway, [one]) = scripted(setup, None).await;
+        for (status, body) in [(400, E400_OLD), (400, E400_NEW), (404, E404), (422, E422)] {
+            one.says(says(status, &[], body));
+            for _ in 0..5 {
+                let answer = gateway.chat(&chat(MODELS[0], "too long", 8)).await.unwrap();
+                assert_eq!((answer.status().as_u16(), answer.text().await.unwrap().as_str()), (status, body));
+            }
+            assert_eq!(one.heard().len(), 5, "once each");
+        }
+        one.says(says(200, &[], ANSWER));
+        let answer = gateway.chat(&chat(MODELS[0], "hello", 8)).await.unwrap();
+        assert_eq!(answer.status(), 200);
+        assert_eq!(gateway.breaker("trips_total").await.unwrap(), 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hint_reaches_the_client_and_when_all_are_busy_it_is_told_at_once() {
+    let (gateway, [one]) = scripted(Setup::default(), None).await;
+    one.says(says(429, &[("retry-after", "30")], "{}"));
+    let answer = gateway.chat(&chat(MODELS[0], "hello", 8)).await.unwrap();
+    assert_eq!((answer.status().as_u16(), retry_after(&answer)), (429, 30));
+    let answer = gateway.chat(&chat(MODELS[0], "hello", 8)).await.unwrap();
+    assert_eq!(answer.status(), 429);
+    assert!((28..=30).contains(&retry_after(&answer)));
+    assert_eq!(answer.json::<Value>().await.unwrap()["error"]["code"], "rate_limit_exceeded");
+    assert_eq!(one.heard().len(), 1, "it was left alone");
+
+    for chain in LAYOUTS {
+        let (gateway, backends) = scripted::<2>(Setup { chain, ..Setup::default() }, None).await;
+        backends[0].says(says(429, &[("retry-after", "4")], "{}"));
+        backends[1].says(says(503, &[("retry-after", "30")], "{}"));
+        let answer = gateway.chat(&chat(MODELS[0], "hello", 8)).await.unwrap();
+        assert!([429, 503].contains(&answer.status().as_u16()));
+        let held = Instant::now();
+        assert_eq!(heard(&backends), [1, 1], "one retry; both are busy");
+        backends.iter().for_each(|backend| backend.says(says(200, &[], ANSWER)));
+        let mut waits = Vec::new();
+        for _ in 0..2 {
+            let answer = gateway.chat(&chat(MODELS[0], "hello", 8)).await.unwrap();
+            assert_eq!(answer.status(), 429, "one of them said so");
+            waits.push(retry_after(&answer));
+            sleep(Duration::from_millis(1_500)).await;
+        }
+        assert!(waits[0] <= 4 && waits[1] < waits[0], "{waits:?}");
+        assert_eq!(heard(&backends), [0, 0], "nobody was asked");
+        tokio::time::sleep_until(held + Duration::from_millis(4_100)).await;
+        let answer = gateway.chat(&chat(MODELS[0], "hello", 8)).await.unwrap();
+        assert_eq!(answer.status(), 200, "chain: {chain}");
+        assert_eq!(heard(&backends), [1, 0], "the one whose time is up");
+        assert_eq!(gateway.breaker("trips_total").await.unwrap(), 0, "a full queue is no failure");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_endpoint_costs_two_retries_and_is_used_again_when_it_is_back() {
+    for (chain, scorer) in [(false, false), (true, false), (false, true)] {
+        let edit_scorer: Edit = Box::new(|scorer| {
+            scorer["choose"]["breaker"] = json!({"rules": [{"name": "r", "trip_duration_ms": 1_000, "failure_condition":
+                {"count": 2, "interval_ms": 10_000, "error_reasons": ["connect", "reset"]}}], "ramp_ms": 0});
+        });
+        let setup = Setup {
+            chain,
+            scorer,
+            engines: [4, 1],
+            edit: Some(quick(1_000)),
+            edit_scorer: Some(edit_scorer),
+            ..Setup::default()
+        };
+        let gateway = Gateway::start(setup).await.unwrap();
+        let dead = &gateway.engines[0][0];
+        dead.fault(Fault::new(Kind::Die));
+        let (mut retried, start) = (0, Instant::now());
+        for turn in 0..60 {
+            let answer =
+                gateway.chat(&chat(MODELS[0], &format!("{turn} {}", "x".repeat(300)), 2)).await.unwrap();
+            assert_eq!(answer.status(), 200, "turn {turn}");
+            retried += usize::from(answer.headers()["x-envoy-attempt-count"] != "1");
+        }
+        let probes = start.elapsed().as_secs() as usize;
+        assert!((1..=2 + probes).contains(&retried), "chain {chain}, scorer {scorer}: {retried}");
+        let back = again(dead, Fault::new(Kind::None)).await;
+        let used = async || {
+            let answer = gateway.chat(&chat(MODELS[0], "and now", 2)).await.unwrap();
+            assert_eq!(answer.status(), 200);
+            !back.requests().is_empty()
+        };
+        wait_until("it is used again", SOON, used).await.unwrap();
+        gateway.quiet(SOON).await.unwrap();
+        wait_until("it is in", SOON, async || gateway.breaker("out").await.unwrap() == 0).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_endpoint_that_swallows_packets_costs_two_connect_timeouts() {
+    // A listener that accepts nothing and whose queue is full: the system drops what else knocks.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let silent = socket.listen(1).unwrap();
+    let address = silent.local_addr().unwrap();
+    let mut queue = Vec::new();
+    for _ in 0..8 {
+        queue.push(tokio::spawn(tokio::net::TcpStream::connect(address)));
+    }
+    sleep(Duration::from_millis(200)).await;
+    let one = Backend::start().await.unwrap();
+    one.says(says(200, &[], ANSWER));
+    let addresses = vec![address.to_string(), one.address.clone()];
+    let edit: Edit = Box::new(move |envoy| place_pool(envoy, 0, &addresses));
+    let gateway =
+        Gateway::start(Setup { engines: [0, 1], edit: Some(edit), ..Setup::default() }).await.unwrap();
+    let mut slow = 0;
+    for turn in 0..30 {
+        let start = Instant::now();
+        let answer = gateway.chat(&chat(MODELS[0], &format!("{turn} {}", "x".repeat(300)), 2)).await.unwrap();
+        assert_eq!(answer.status(), 200);
+        slow += usize::from(start.elapsed() > Duration::from_millis(900));
+    }
+    assert!((1..=3).contains(&slow), "{slow} waited for a connection: two, and a probe");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_cooldown_one_probe_goes_out_however_many_come() {
+    for (chain, scorer) in [(false, false), (true, false), (false, true)] {
+        let edit_scorer: Edit = Box::new(|scorer| {
+            scorer["choose"]["breaker"] = json!({"rules": [{"name": "r", "trip_duration_ms": 2_000, "failure_condition":
+                {"count": 2, "interval_ms": 10_000, "error_reasons": ["connect", "reset"]}}], "ramp_ms": 0});
+        });
+        let setup = Setup {
+            chain,
+            scorer,
+            engines: [2, 1],
+            edit: Some(quick(2_000)),
+            edit_scorer: Some(edit_scorer),
+            ..Setup::default()
+        };
+        let gateway = Gateway::start(setup).await.unwrap();
+        let what = format!("chain {chain}, scorer {scorer}");
+        gateway.engines[0][0].fault(Fault::new(Kind::Die));
+        let out = async || {
+            gateway.chat(&chat(MODELS[0], &"x".repeat(300), 2)).await.unwrap();
+            match &gateway.scorer {
+                Some(scorer) => rig::get(&scorer.url, "/v1/loads").await.unwrap().contains("cooldown"),
+                None => gateway.breaker("trips_total").await.unwrap() > 0,
+            }
+        };
+        wait_until("it is out", SOON, out).await.unwrap();
+        let hangs = again(&gateway.engines[0][0], Fault::new(Kind::Hang)).await;
+        sleep(Duration::from_millis(2_100)).await;
+        // All at once, at the moment when the cooldown is over.
+        let requests = (0..200).map(|turn| {
+            let (client, url) = (gateway.client.clone(), gateway.url.clone());
+            tokio::spawn(async move {
+                let body = chat(MODELS[0], &format!("{turn}"), 2);
+                client.post(format!("{url}/v1/chat/completions")).json(&body).send().await.unwrap().status()
+            })
+        });
+        let requests: Vec<_> = requests.collect();
+        sleep(Duration::from_millis(1_500)).await;
+        let (done, hanging): (Vec<_>, Vec<_>) =
+            requests.into_iter().partition(|request| request.is_finished());
+        for request in done {
+            assert_eq!(request.await.unwrap(), 200, "{what}");
+        }
+        assert_eq!((hanging.len(), hangs.requests().len()), (1, 1), "{what}: one probe touches it");
+        // The client of the probe leaves: its slot comes back, and the next probe finds it well.
+        hangs.fault(Fault::new(Kind::None));
+        hanging.iter().for_each(tokio::task::JoinHandle::abort);
+        drop(hanging);
+        let served = async || {
+            let answer = gateway.chat(&chat(MODELS[0], "and now", 2)).await.unwrap();
+            assert_eq!(answer.status(), 200);
+            hangs.requests().iter().any(|record| record.status == 200)
+        };
+        wait_until("a probe succeeds", SOON, served).await.unwrap();
+        gateway.quiet(SOON).await.unwrap();
+        wait_until("it is in", SOON, async || gateway.breaker("out").await.unwrap() == 0).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_tried_elsewhere_once_bytes_have_reached_the_client() {
+    let idle: Edit = Box::new(|envoy| {
+        for manager in find_all(envoy, &|value| value["stream_idle_timeout"].is_string()) {
+            manager["stream_idle_timeout"] = "2s".into();
+        }
+    });
+    let setup = Setup { engines: [2, 1], edit: Some(idle), ..Setup::default() };
+    let gateway = Gateway::start(setup).await.unwrap();
+    let mut body = chat(MODELS[0], "a long answer", 60);
+    body["stream"] = true.into();
+    for kind in [Kind::CutStream, Kind::Hang] {
+        gateway.engines[0].iter().for_each(|engine| engine.fault(Fault::new(kind).after_tokens(20)));
+        gateway.engines[0].iter().for_each(|engine| engine.clear_requests());
+        let answer = gateway.chat(&body).await.unwrap();
+        let id = request_id(&answer);
+        assert_eq!(answer.status(), 200);
+        let mut text = String::new();
+        let mut answer = answer;
+        let ended = loop {
+            match answer.chunk().await {
+                Ok(Some(chunk)) => text += &String::from_utf8_lossy(&chunk),
+                ended => break ended,
+            }
+        };
+        assert!(ended.is_err(), "{kind:?}: the end is an error");
+        assert!(text.contains("data: ") && !text.contains("[DONE]"), "{kind:?}");
+        assert_eq!(gateway.received(0).len(), 1, "{kind:?}: no replay");
+        let line = gateway.logged(&id).await.unwrap();
+        assert_eq!(line["attempts"], 1, "{line}");
+        assert!(fields(&line, "usage")["deltas"].parse::<u64>().unwrap() >= 10, "{line}");
+        gateway.quiet(SOON).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_that_break_off_and_garbage_are_failures_but_one_broken_event_is_none() {
+    let setup = Setup { engines: [2, 1], edit: Some(quick(60_000)), ..Setup::default() };
+    let gateway = Gateway::start(setup).await.unwrap();
+    let mut body = chat(MODELS[0], &"x".repeat(300), 20);
+    body["stream"] = true.into();
+    let mut trips = 0;
+    for (nth, fault) in
+        [Fault::new(Kind::CutStream).after_tokens(3), Fault::new(Kind::Garbage)].into_iter().enumerate()
+    {
+        gateway.engines[0][nth].fault(fault.clone());
+        let out = async || {
+            let answer = gateway.chat(&body).await.unwrap();
+            let _ = answer.text().await;
+            gateway.breaker("trips_total").await.unwrap() > trips
+        };
+        wait_until("it is out", SOON, out).await.unwrap();
+        trips = gateway.breaker("trips_total").await.unwrap();
+        assert_eq!(trips, nth as u64 + 1, "{fault:?}");
+    }
+    let (gateway, [one]) = scripted(Setup::default(), None).await;
+    let delta = |text: &str| {
+        format!("data: {{\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\"{text}\"}}}}]}}\n\n")
+    };
+    let broken = "data: {\"choices\":[{\"del\n\n".to_owned();
+    let last = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":2,\"total_tokens\":5}}\n\ndata: [DONE]\n\n";
+    let pieces = [delta("a"), broken, delta("b"), last.to_owned()];
+    one.says(Saying {
+        status: 200,
+        headers: vec![("content-type".into(), "text/event-stream".into())],
+        pieces: pieces.iter().map(|piece| piece.clone().into_bytes()).collect(),
+        pause: Duration::from_millis(5),
+    });
+    for _ in 0..10 {
+        let answer = gateway.chat(&body).await.unwrap();
+        let id = request_id(&answer);
+        assert_eq!(answer.text().await.unwrap(), pieces.concat());
+        assert_eq!(fields(&gateway.logged(&id).await.unwrap(), "usage")["output"], "2");
+    }
+    assert_eq!(gateway.breaker("trips_total").await.unwrap(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attempts_end_with_the_list_each_endpoint_is_tried_once_and_charged_is_one_admission() {
+    for chain in LAYOUTS {
+        let limit = json!({"limits": [{"name": "l", "key": ["api_key"], "max_in_flight": 1000}]});
+        let setup = Setup { chain, limit: Some(limit), ..Setup::default() };
+        let (gateway, backends) = scripted::<4>(setup, Some(breaker(json!({"rules": []})))).await;
+        backends.iter().for_each(|backend| backend.says(says(503, &[], r#"{"error":"the last word"}"#)));
+        // A client's own retry headers are nobody's business.
+        let request = gateway.client.post(format!("{}/v1/chat/completions", gateway.url));
+        let request = request.header("x-envoy-max-retries", "50").header("x-envoy-retry-on", "5xx");
+        let answer = request.json(&chat(MODELS[0], "hello", 2)).send().await.unwrap();
+        assert_eq!(
+            (answer.status().as_u16(), &answer.headers()["x-envoy-attempt-count"]),
+            (503, &"3".parse().unwrap())
+        );
+        assert_eq!(answer.text().await.unwrap(), r#"{"error":"the last word"}"#);
+        let heard = heard(&backends);
+        assert_eq!(
+            (heard.iter().sum::<usize>(), heard.iter().max()),
+            (3, Some(&1)),
+            "chain {chain}: {heard:?}"
+        );
+        assert_eq!(gateway.stat("weir_limit_admitted_total;limit=l").await.unwrap(), 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_a_full_outage_attempts_per_request_stay_below_the_budget() {
+    for when_all_are_out in ["least_bad", "refuse"] {
+        let edit = breaker(json!({"when_all_are_out": when_all_are_out}));
+        let (gateway, backends) = scripted::<4>(Setup::default(), Some(edit)).await;
+        for turn in 0..100 {
+            assert_eq!(gateway.chat(&chat(MODELS[0], &format!("{turn}"), 2)).await.unwrap().status(), 200);
+        }
+        heard(&backends);
+        backends.iter().for_each(|backend| backend.says(says(500, &[], "{}")));
+        let (mut refused, requests) = (0, 300);
+        for turn in 0..requests {
+            let answer = gateway.chat(&chat(MODELS[0], &format!("out {turn}"), 2)).await.unwrap();
+            assert!(answer.status().is_server_error());
+            if answer.status() == 503 {
+                assert!((1..=5).contains(&retry_after(&answer)));
+                refused += 1;
+            }
+        }
+        let attempts: usize = heard(&backends).iter().sum();
+        assert!(attempts <= requests * 12 / 10, "{when_all_are_out}: {attempts}");
+        assert_eq!(refused > 200, when_all_are_out == "refuse", "{refused}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trip_that_one_gateway_sees_is_acted_on_by_the_other() {
+    let edit_scorer: Edit = Box::new(|scorer| {
+        scorer["choose"]["breaker"] = json!({"rules": [{"name": "r", "trip_duration_ms": 60_000, "failure_condition":
+            {"count": 2, "interval_ms": 10_000, "error_reasons": ["connect", "reset"]}}]});
+    });
+    let setup = Setup { scorer: true, engines: [2, 1], edit_scorer: Some(edit_scorer), ..Setup::default() };
+    let one = Gateway::start(setup).await.unwrap();
+    let port: u16 = one.scorer.as_ref().unwrap().url.rsplit(':').next().unwrap().parse().unwrap();
+    let addresses: Vec<String> = one.engines[0].iter().map(|engine| engine.addr.to_string()).collect();
+    let edit: Edit = Box::new(move |envoy| {
+        place_pool(envoy, 0, &addresses);
+        pick_config(envoy, |pick| pick["scorer"] = json!({"cluster": "scorer", "timeout_ms": 1_000}));
+        for cluster in find_all(envoy, &|value| value["load_assignment"]["cluster_name"] == "scorer") {
+            cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"]["socket_address"] =
+                json!({"address": "127.0.0.1", "port_value": port});
+        }
+    });
+    let two = Gateway::start(Setup { engines: [0, 1], edit: Some(edit), ..Setup::default() }).await.unwrap();
+    let dead = one.engines[0][0].addr.to_string();
+    one.engines[0][0].fault(Fault::new(Kind::Die));
+    let retried = async |gateway: &Gateway, turn: usize| {
+        let answer = gateway.chat(&chat(MODELS[0], &format!("{turn} {}", "x".repeat(300)), 2)).await.unwrap();
+        assert_eq!(answer.status(), 200);
+        answer.headers()["x-envoy-attempt-count"] != "1"
+    };
+    let mut failed = 0;
+    for turn in 0..30 {
+        failed += usize::from(retried(&one, turn).await);
+    }
+    assert_eq!(failed, 2, "the first gateway finds out");
+    // What it has seen travels with its next request, or with a report after 20 ms.
+    sleep(Duration::from_millis(100)).await;
+    for turn in 100..130 {
+        assert!(!retried(&two, turn).await, "the second one knows");
+    }
+    assert!(two.access_log().iter().all(|line| line["upstream"] != dead.as_str()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_leave_while_a_request_is_retried_leave_nothing() {
+    let setup = Setup { engines: [2, 1], edit: Some(quick(300)), ..Setup::default() };
+    let gateway = Gateway::start(setup).await.unwrap();
+    gateway.engines[0][0].fault(Fault::new(Kind::Die));
+    gateway.engines[0][1].fault(Fault::new(Kind::Hang));
+    let body = chat(MODELS[0], "hello", 2).to_string();
+    let request = post("/v1/chat/completions", &[&format!("content-length: {}", body.len())]) + &body;
+    for turn in 0..100 {
+        let mut connection = Raw::connect(&gateway.url).await.unwrap();
+        connection.send(&request).await.unwrap();
+        sleep(Duration::from_millis(turn % 20)).await;
+        match turn % 2 {
+            0 => drop(connection),
+            _ => connection.reset().unwrap(),
+        }
+    }
+    gateway.quiet(SOON).await.unwrap();
+}
