@@ -6,10 +6,11 @@
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::time::Duration;
+use weir::breaker::{Outcome, Reason};
 use weir::instant::Instant;
 use weir::invalid::Invalid;
 use weir::policy::{Demand, Signals};
-use weir::pool::{Adapters, Ask, Config, Pool, Report};
+use weir::pool::{Adapters, Answered, Ask, Config, Pool, Report};
 
 use crate::engine::{Engine, Gauges};
 use crate::workload::{Draw, Request, UNIT_TOKENS, Workload};
@@ -110,6 +111,13 @@ impl Routing {
 pub enum News {
     /// Another router booked it on this endpoint.
     Booked(usize),
+    /// An endpoint that it was tried on failed.
+    Failed {
+        /// The endpoint.
+        place: usize,
+        /// How.
+        reason: Reason,
+    },
     /// Its first token came from this endpoint.
     First(usize),
     /// It is over.
@@ -277,10 +285,18 @@ impl<'a> Routers<'a> {
             News::Booked(place) => {
                 pool.book(lease, &self.addresses[place], &Self::ask(self.workload, letter.request), now);
             }
-            News::First(place) => pool.first_token(lease, Some(&self.addresses[place]), now),
+            News::Failed { place, reason } => {
+                pool.attempted(lease, &self.addresses[place], &Outcome::failed(reason), now);
+            }
+            News::First(place) => {
+                let address = &self.addresses[place];
+                pool.attempted(lease, address, &Outcome::of_status(200, None), now);
+                pool.first_token(lease, Some(address), now);
+            }
             News::End { failed } => {
                 let output = self.workload.requests[letter.request as usize].output;
-                pool.answered(lease, (!failed).then_some(output), failed, now);
+                let output_tokens = (!failed).then_some(output);
+                pool.answered(lease, &Answered { output_tokens, failed, ..Answered::default() }, now);
                 pool.end(lease);
             }
         }
@@ -320,6 +336,7 @@ impl<'a> Routers<'a> {
                 most: Some(most as usize),
             }),
             totals: vec![computed as f64],
+            started: None,
         };
         self.pools[pool].hear(&self.addresses[endpoint], &report);
         self.reports[pool][endpoint] = Some(report);

@@ -10,6 +10,7 @@ use crate::workload::Workload;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
+use weir::breaker::Reason;
 use weir::invalid::Invalid;
 
 /// An endpoint of the pool.
@@ -287,6 +288,7 @@ impl World<'_> {
             record.attempts += 1;
             record.endpoint = endpoint;
             if !self.alive[endpoint] {
+                self.failed(id, endpoint, Reason::Connect);
                 continue;
             }
             let request = &self.workload.requests[id as usize];
@@ -303,6 +305,12 @@ impl World<'_> {
         }
         let died = self.records[id as usize].attempts > 0 && !self.alive[self.records[id as usize].endpoint];
         self.end(id, if died { End::Broken } else { End::Refused });
+    }
+
+    /// The proxy reports an endpoint that failed.
+    fn failed(&mut self, id: u32, place: usize, reason: Reason) {
+        let proxy = self.ways[id as usize].proxy;
+        self.routers.report(proxy, id, News::Failed { place, reason }, self.now, &mut self.letters);
     }
 
     fn step(&mut self, endpoint: usize) {
@@ -352,6 +360,7 @@ impl World<'_> {
         if was_alive && !change.alive {
             self.lives[endpoint] += 1;
             for id in self.engines[endpoint].die() {
+                self.failed(id, endpoint, Reason::Reset);
                 match self.records[id as usize].first {
                     Some(_) => self.end(id, End::Broken),
                     None => self.attempt(id),
