@@ -29,7 +29,7 @@ fn alike() -> Workload {
         let prompt = vec![Piece { id, tokens: 1 }];
         Request { at: (at * SECOND) as u64, prompt, output: 480, answer: id, ..Request::default() }
     };
-    Workload::new("alike", (1..2_000).map(&mut request).collect(), 512)
+    Workload::new("alike", (1..1_200).map(&mut request).collect(), 512)
 }
 
 /// Requests in the fullest of five endpoints less those in the emptiest: the mean over time.
@@ -80,7 +80,7 @@ fn mixed() -> (Arc<Spec>, Workload) {
         let output = draw.lognormal(200.0, 0.8) as u32 + 1;
         Request { at: (at * SECOND) as u64, prompt, output, answer: id << 8 | 1, ..Request::default() }
     };
-    let workload = Workload::new("mixed", (1..4_000).map(&mut request).collect(), spec.block_tokens);
+    let workload = Workload::new("mixed", (1..2_500).map(&mut request).collect(), spec.block_tokens);
     (Arc::new(spec), workload)
 }
 
