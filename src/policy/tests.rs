@@ -224,3 +224,15 @@ fn a_wrong_policy_is_refused_with_what_would_be_right() {
     assert!(message(json!(["p2c"])).contains("expected the name of a policy"));
     assert_eq!(Policy::read(&json!({"least_prefill": {"batch_weight": 0}})).unwrap().name(), "least_prefill");
 }
+
+#[test]
+fn every_policy_has_its_section_in_the_documentation() {
+    let page = include_str!("../../docs/policies.md");
+    for name in Policy::names() {
+        assert!(page.contains(&format!("\n## {name}\n")), "{name}");
+    }
+    for section in page.lines().filter_map(|line| line.strip_prefix("## ")).filter(|line| !line.contains(' '))
+    {
+        assert!(Policy::names().any(|name| name == section), "{section} is no policy");
+    }
+}

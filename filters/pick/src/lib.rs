@@ -147,6 +147,9 @@ impl Filter for Pick {
     fn open(&mut self, host: &dyn Host) -> Stream {
         if !self.peers.joined() {
             self.peers.join(host);
+            for message in self.peers.kept_out(host) {
+                self.hear(host, message);
+            }
             host.tick_every(self.scorer.as_ref().map_or(BEAT, Scorer::report_every));
         }
         Stream::default()
@@ -441,6 +444,9 @@ impl Pick {
                 scorer.note(Event::Attempted { pool, lease: lease.id, endpoint, outcome });
             }
         }
+        if moved.is_some() || outcome.class() == Class::Busy {
+            self.peers.keep_out(host, self.out());
+        }
         if !self.pools.get(lease.pool).is_some_and(|(_, pool)| pool.probes(lease.id))
             && let Some(slot) = stream.slot.take()
         {
@@ -492,13 +498,20 @@ impl Pick {
         Flow::Continue
     }
 
+    /// Who is out, of all pools.
+    fn out(&self) -> impl Iterator<Item = Message> {
+        self.pools.iter().enumerate().flat_map(|(at, (_, pool))| {
+            pool.snapshots().map(move |(endpoint, snapshot)| Message::Out {
+                pool: at as u16,
+                endpoint: endpoint.to_owned(),
+                snapshot,
+            })
+        })
+    }
+
     /// Tells a worker that has just joined all that this one knows.
     fn tell_all(&self, host: &dyn Host, queue: u32) {
         for (at, (_, pool)) in self.pools.iter().enumerate() {
-            for (endpoint, snapshot) in pool.snapshots() {
-                let message = Message::Out { pool: at as u16, endpoint: endpoint.to_owned(), snapshot };
-                Peers::tell(host, queue, &message);
-            }
             for (endpoint, blocks) in pool.prefixes() {
                 let message = Message::Held { pool: at as u16, endpoint: endpoint.to_owned(), blocks };
                 Peers::tell(host, queue, &message);

@@ -38,7 +38,7 @@ pub(crate) enum Message {
     Held { pool: u16, endpoint: String, blocks: Vec<u64> },
     /// An attempt came to something that concerns its endpoint.
     Attempted { pool: u16, lease: LeaseId, endpoint: String, outcome: Outcome },
-    /// An endpoint is out, since before the hearer joined.
+    /// An endpoint is out. No message, but what is kept for workers that join.
     Out { pool: u16, endpoint: String, snapshot: Snapshot },
 }
 
@@ -257,6 +257,33 @@ impl Peers {
     /// Tells one worker.
     pub(crate) fn tell(host: &dyn Host, queue: u32, message: &Message) {
         host.enqueue(queue, &message.encode());
+    }
+
+    /// Keeps who is out where a worker that joins finds it before its first choice, and one whose VM had to be loaded anew.
+    pub(crate) fn keep_out(&self, host: &dyn Host, out: impl Iterator<Item = Message>) {
+        let message = |message: Message| {
+            let bytes = message.encode();
+            let length = u16::try_from(bytes.len()).unwrap_or(0).to_le_bytes();
+            length.into_iter().chain(bytes)
+        };
+        host.set_shared(&self.out(), &out.flat_map(message).collect::<Vec<u8>>(), None);
+    }
+
+    /// Who is out, as it was kept last.
+    pub(crate) fn kept_out(&self, host: &dyn Host) -> Vec<Message> {
+        let (bytes, _) = host.shared(&self.out()).unwrap_or_default();
+        let mut rest = Rest(&bytes);
+        let next = || {
+            let length = usize::from(u16::from_le_bytes(rest.take()?));
+            let (message, after) = rest.0.split_at_checked(length)?;
+            rest.0 = after;
+            Message::decode(message)
+        };
+        std::iter::from_fn(next).collect()
+    }
+
+    fn out(&self) -> String {
+        format!("{}.out", self.group)
     }
 
     /// Whether anybody listens.

@@ -447,6 +447,19 @@ fn of_two_workers_one_sends_the_probe_and_both_hear_what_it_came_to() {
 }
 
 #[test]
+fn a_worker_that_joins_knows_who_is_out_before_its_first_choice() {
+    let world = World::new();
+    let mut one = Worker::<Pick>::of(&world, CONFIG).unwrap();
+    let dead = trip(&mut one);
+    let mut two = Worker::<Pick>::of(&world, CONFIG).unwrap();
+    assert!((0..20).all(|prompt| !comes_to(&mut two, 30 + prompt, "200", 0).contains(&dead)));
+    drop(one);
+    // It is alone, and its VM is loaded anew.
+    let mut again = Worker::<Pick>::of(&world, CONFIG).unwrap();
+    assert!((0..20).all(|prompt| !comes_to(&mut again, 30 + prompt, "200", 0).contains(&dead)));
+}
+
+#[test]
 fn when_all_ask_to_be_left_alone_the_client_is_told_for_how_long() {
     let mut worker = Worker::new(CONFIG);
     for retry_after in ["20", "30", "40"] {
@@ -582,10 +595,10 @@ fn policies_that_learn_from_answers_learn_from_every_workers() {
             two.hear(1);
         }
     };
-    let joining = ask(&mut two, 50);
-    ask(&mut one, 51);
+    for exchange in [ask(&mut one, 50), ask(&mut two, 51)] {
+        one.finish(exchange);
+    }
     hear(&mut one, &mut two);
-    two.finish(joining);
     // The second endpoint writes ten tokens in a tenth of the time.
     for (from, ms) in [("10.0.0.1:1", 1_000), ("10.0.0.2:1", 100)] {
         let mut exchange = loop {

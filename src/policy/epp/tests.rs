@@ -369,3 +369,18 @@ fn every_type_is_known_once() {
     types.dedup();
     assert_eq!(types.len(), count);
 }
+
+#[test]
+fn every_type_is_in_the_documentation_as_what_it_is() {
+    let page = include_str!("../../../docs/epp.md");
+    let (carried, not_carried) = page.split_once("## Not carried").unwrap();
+    let (runs, elsewhere) = carried.split_once("## Done elsewhere").unwrap();
+    for (kind, what) in table::types() {
+        let part = match what {
+            "runs" => runs,
+            "elsewhere" => elsewhere,
+            _ => not_carried,
+        };
+        assert!(part.contains(&format!("`{kind}`")), "{kind} {what}");
+    }
+}
