@@ -25,7 +25,9 @@ use pace::Pace;
 use signals::Heard;
 
 use crate::block;
-use crate::breaker::{self, Breaker, Budget, Circuit, Gate, Moved, Outcome, Probe, Shut, Snapshot, Standing};
+use crate::breaker::{
+    self, Breaker, Budget, Circuit, Class, Gate, Moved, Outcome, Probe, Shut, Snapshot, Standing,
+};
 use crate::instant::Instant;
 use crate::invalid::Invalid;
 use crate::policy::{
@@ -157,6 +159,8 @@ pub struct Pool {
     budget: Budget,
     /// Places of the endpoints that may be chosen, of the last choice.
     open: Vec<usize>,
+    /// Attempts that came to something, newest first.
+    attempts_noted: VecDeque<(LeaseId, usize, Outcome)>,
     /// Of those the policy wanted none in the last choice.
     unfit: bool,
 }
@@ -287,6 +291,7 @@ impl Pool {
             breaker: Breaker::new(&config.breaker).map_err(|invalid| invalid.within("breaker"))?,
             budget: Budget::new(&config.breaker.retry_budget),
             open: Vec::new(),
+            attempts_noted: VecDeque::new(),
             unfit: false,
         };
         pool.set_endpoints(endpoints)?;
@@ -546,7 +551,17 @@ impl Pool {
         outcome: &Outcome,
         now: Instant,
     ) -> Option<Moved> {
+        const REMEMBERED: usize = 256;
         let place = *self.places.get(address)?;
+        // A message that comes twice counts once.
+        if outcome.class() != Class::Success {
+            let attempt = (id, place, *outcome);
+            if self.attempts_noted.contains(&attempt) {
+                return None;
+            }
+            self.attempts_noted.truncate(REMEMBERED - 1);
+            self.attempts_noted.push_front(attempt);
+        }
         let endpoint = self.endpoints.get_mut(place)?;
         let lease = self.leases.get_mut(&id);
         let probe = lease.and_then(|lease| lease.probe.take_if(|(at, _)| *at == endpoint.incarnation));

@@ -1,4 +1,5 @@
 use super::*;
+use crate::breaker::Reason;
 use serde_json::json;
 #[cfg(target_arch = "wasm32")]
 use wasm_bindgen_test::wasm_bindgen_test as test;
@@ -276,6 +277,60 @@ fn two_pools_of_the_same_endpoints_may_choose_by_different_policies() {
     let wrong = [spec("own", json!({"policy": "fastest"}))];
     let said = Pools::new(&wrong, &Config::default(), 1).unwrap_err().to_string();
     assert!(said.starts_with("pools[0].choose.policy: unknown policy"), "{said}");
+}
+
+#[test]
+fn who_is_out_is_neither_chosen_nor_named_and_keeps_no_prefix() {
+    let (bad, good) = (Outcome::failed(Reason::Connect), Outcome::of_status(200, None));
+    let mut pool = pool(3);
+    let prompt = blocks(1, 40);
+    let dead = pool.reserve(1, &ask(&prompt), NOW).unwrap().order[0].clone();
+    assert_eq!(pool.attempted(1, &dead, &bad, NOW), None);
+    assert_eq!(pool.attempted(1, &dead, &bad, NOW), None, "told twice, counted once");
+    assert_eq!(pool.attempted(2, &dead, &bad, NOW), Some(Moved::Out));
+    pool.end(1);
+    for id in 10..40 {
+        let order = pool.reserve(id, &ask(&prompt), NOW).unwrap().order;
+        assert!(order.len() == 2 && !order.contains(&dead), "{order:?}");
+        pool.end(id);
+    }
+    let later = NOW + Duration::from_secs(5);
+    let probe = pool.reserve(50, &ask(&prompt), later).unwrap();
+    assert!(probe.probe && probe.order[0] == dead && probe.order.len() == 3, "{probe:?}");
+    assert_eq!(probe.candidate.cached_tokens, 0, "it may have come back empty");
+    assert!(!pool.reserve(51, &ask(&prompt), later).unwrap().order.contains(&dead));
+    assert_eq!(pool.attempted(50, &dead, &good, later), Some(Moved::Back));
+    assert!(pool.end(50) && pool.end(51));
+    assert!(idle(&pool) && pool.probing() == 0);
+}
+
+#[test]
+fn a_probes_slot_comes_back_with_its_lease_wherever_that_has_gone() {
+    let bad = Outcome::failed(Reason::Connect);
+    for how in 0..4 {
+        let mut pool = pool(2);
+        let first = "10.0.0.0:8000";
+        for id in 1..=2 {
+            pool.attempted(id, first, &bad, NOW);
+        }
+        let later = NOW + Duration::from_secs(5);
+        let probe = pool.reserve(1, &ask(&blocks(1, 4)), later).unwrap();
+        assert_eq!((probe.probe, pool.probing()), (true, 1));
+        match how {
+            0 => assert!(pool.end(1)),
+            1 => {
+                pool.first_token(1, Some("10.0.0.1:8000"), later);
+                pool.end(1);
+            }
+            2 => assert_eq!(pool.expire(later + Duration::from_secs(601)), 1),
+            _ => {
+                // It has moved to the other, which leaves the pool.
+                pool.first_token(1, Some("10.0.0.1:8000"), later);
+                pool.set_endpoints(&addresses(1)).unwrap();
+            }
+        }
+        assert_eq!(pool.probing(), 0, "{how}");
+    }
 }
 
 fn with(policy: Value, n: usize) -> Pool {

@@ -1,6 +1,6 @@
 //! What an engine says of itself: its metrics, or a header beside an answer.
 //!
-//! Engines name the same things differently, rename them, and leave them out ([`engines`] has the table). Three rules:
+//! Engines name the same things differently, rename them, and leave them out (`engines.rs` has the table). Three rules:
 //!
 //! - What is absent is unknown, never zero: an engine whose metric was renamed must not look idle.
 //! - Data-parallel ranks are one endpoint: waiting and running are sums, KV usage is that of the fullest rank, since a

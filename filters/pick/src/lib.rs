@@ -188,12 +188,21 @@ impl Filter for Pick {
             return self.refuse(host, &asking.lease, &shut.into());
         }
         let Asking { lease, ref facts, ref blocks, .. } = asking;
-        let Some((_, pool)) = self.pools.get(lease.pool) else { return Flow::Continue };
+        let Some((name, pool)) = self.pools.get(lease.pool) else { return Flow::Continue };
         reserved.endpoints.truncate(MOST_ENDPOINTS);
         let named = reserved.endpoints.len();
         reserved.endpoints.retain(|endpoint| pool.contains(endpoint));
         if reserved.endpoints.len() < named {
             host.add(self.metrics.foreign, 1);
+        }
+        // The scorer does not know of a probe that was sent from here while it was late.
+        if let Some(first) = reserved.endpoints.first().filter(|_| reserved.probe) {
+            let (now, slots) = (host.now(), self.peers.slots(name, first));
+            stream.slot = Slot::take(host, slots, lease.id, pool.most_probes(), now + pool.lease_period());
+            if stream.slot.is_none() {
+                reserved.endpoints.remove(0);
+                reserved.probe = false;
+            }
         }
         let Some(first) = reserved.endpoints.first() else {
             return self.choose_here(stream, host, &asking, Source::Fallback);
