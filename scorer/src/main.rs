@@ -50,7 +50,7 @@ enum Command {
     Explain(Explain),
     /// Compare policies on a pool of engines in simulated time, with public traces and generated traffic.
     #[command(subcommand)]
-    Lab(Lab),
+    Lab(Box<Lab>),
 }
 
 #[derive(Debug, Subcommand)]
@@ -102,7 +102,7 @@ fn main() -> ExitCode {
             Ok(files.iter().filter(|file| !check_one(file, effective, envoy.as_deref())).count() == 0)
         }
         Command::Explain(what) => explain_one(what).map(|()| true),
-        Command::Lab(what) => lab::run(what, &say).map(|()| true),
+        Command::Lab(what) => lab::run(*what, &say).map(|()| true),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,

@@ -364,7 +364,7 @@ fn json_or_file(given: &str) -> anyhow::Result<Value> {
         true => given.as_bytes().to_vec(),
         false => crate::document::bytes_of(Path::new(given)).with_context(|| given.to_owned())?,
     };
-    Ok(crate::document::read_one(&text).with_context(|| given.to_owned())?)
+    crate::document::read_one(&text).with_context(|| given.to_owned())
 }
 
 /// `3@20.5`: a place and a second.
