@@ -26,6 +26,12 @@ impl Random {
     pub const fn below(&mut self, bound: usize) -> usize {
         ((self.next() as u128 * bound as u128) >> 64) as usize
     }
+
+    /// A number from 0 up to, and without, 1.
+    pub fn unit(&mut self) -> f64 {
+        const STEPS: f64 = (1_u64 << 53) as f64;
+        (self.next() >> 11) as f64 / STEPS
+    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 
 use crate::breaker::{Outcome, Shut};
 use crate::policy::Demand;
-use crate::pool::Ask;
+use crate::pool::{Answered, Ask};
 use crate::request::{Dialect, Facts, word};
 use crate::response::{Report, Status, Usage};
 use serde::{Deserialize, Serialize};
@@ -62,6 +62,9 @@ pub const CONTROL: [&str; 21] = [
 /// Header names that begin so are the gateway's own; a client's copies go as well.
 pub const CONTROL_PREFIX: &str = "x-weir-";
 
+/// Header: asks an endpoint to say how it is beside its answer (ORCA).
+pub const ORCA_FORMAT: &str = "endpoint-load-metrics-format";
+
 /// Filter state: what the body told (`extract` writes).
 pub const FACTS: &str = "weir.facts";
 /// Filter state: the same facts, a line feed, and the chained block hashes, eight bytes each, little end first: all
@@ -104,6 +107,15 @@ pub struct Reserve {
     /// Its answer comes as a stream.
     #[serde(default)]
     pub stream: bool,
+    /// Hash of its session.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<u64>,
+    /// Hash of its tenant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<u64>,
+    /// [`name_hash`] of its LoRA adapter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<u64>,
     /// Chained block hashes, sixteen hex digits each, one after the other.
     pub blocks: Blocks,
     /// What became of earlier leases: under load they need no call of their own.
@@ -188,6 +200,9 @@ pub enum Event {
         pool: String,
         /// The lease's name.
         lease: u64,
+        /// How its answer went, where the policy learns from that.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        answered: Option<Answered>,
     },
 }
 
@@ -261,6 +276,11 @@ pub fn block_bytes(blocks: &[u64]) -> Vec<u8> {
 /// Block hashes from bytes.
 pub fn blocks(bytes: &[u8]) -> Vec<u64> {
     bytes.chunks_exact(8).filter_map(|bytes| Some(u64::from_le_bytes(bytes.try_into().ok()?))).collect()
+}
+
+/// A name as a number: the same in every process. Of endpoints, to hash by, and of LoRA adapters.
+pub fn name_hash(name: &str) -> u64 {
+    xxhash_rust::xxh64::xxh64(name.as_bytes(), 0)
 }
 
 /// A name as one word of visible ASCII, for headers and lines of fields: every byte that is not visible ASCII, and `%`,
@@ -374,6 +394,43 @@ fn read_hash(digits: &str) -> Option<u64> {
     fits.then(|| u64::from_str_radix(digits, 16).ok())?
 }
 
+impl Reserve {
+    /// A call that says all of `ask`.
+    pub fn of(pool: &str, lease: u64, ask: &Ask<'_>) -> Self {
+        let Demand { prompt_tokens, prompt_units, output_tokens, stream, session, tenant, adapter, .. } =
+            ask.demand;
+        Self {
+            pool: pool.to_owned(),
+            lease,
+            prompt_tokens,
+            prompt_units,
+            output_tokens,
+            stream,
+            session,
+            tenant,
+            adapter,
+            blocks: Blocks(ask.blocks.to_vec()),
+            events: Vec::new(),
+        }
+    }
+
+    /// What it asks of a pool.
+    pub fn ask(&self) -> Ask<'_> {
+        let Self { prompt_tokens, prompt_units, output_tokens, stream, session, tenant, adapter, .. } = *self;
+        let demand = Demand {
+            prompt_tokens,
+            prompt_units,
+            output_tokens,
+            stream,
+            session,
+            tenant,
+            adapter,
+            ..Demand::default()
+        };
+        Ask { blocks: &self.blocks.0, demand }
+    }
+}
+
 impl Facts {
     /// What the request asks of a pool.
     pub fn ask<'a>(&self, blocks: &'a [u64]) -> Ask<'a> {
@@ -382,6 +439,10 @@ impl Facts {
             prompt_units: self.prompt_units,
             output_tokens: self.max_output_tokens.unwrap_or(0),
             stream: self.stream,
+            session: self.session,
+            tenant: self.tenant,
+            adapter: self.base_model.as_ref().and(self.model.as_deref()).map(name_hash),
+            ..Demand::default()
         };
         Ask { blocks, demand }
     }

@@ -168,6 +168,46 @@ fn explain_says_of_every_answer_what_is_expected_however_it_is_cut() {
     }
 }
 
+#[test]
+fn explain_says_of_every_engines_metrics_what_is_expected() {
+    let cases = cases("metrics");
+    assert_eq!(cases.len(), 12);
+    for case in &cases {
+        let (name, row) = (case.name(), &case.row);
+        let file = folder().join(name);
+        let told = explain(&["metrics".as_ref(), file.as_os_str()]);
+        for (field, expected) in [("engine", "engine"), ("waiting", "queue"), ("running", "running")] {
+            assert_eq!(told[field], row[expected], "{name}: {field}");
+        }
+        assert_eq!(told["kv_usage"].as_f64(), row["kv_usage"].as_f64(), "{name}");
+        assert_eq!(told["usable"], row["usable"], "{name}");
+        let adapters = &told["adapters"];
+        let fields = [("running", "lora_running"), ("waiting", "lora_waiting"), ("max", "lora_max")];
+        for (field, expected) in fields {
+            assert_eq!(adapters.get(field).unwrap_or(&Value::Null), &row[expected], "{name}: {field}");
+        }
+        assert_eq!(adapters.is_null(), row["lora_running"].is_null(), "{name}");
+        let rank = |rank: &Value| [&rank["waiting"], &rank["running"], &rank["kv_usage"]].map(Value::as_f64);
+        let expected = |of: &Value| [&of[0], &of[1], &of[2]].map(Value::as_f64);
+        match row["per_rank"].as_object() {
+            None => assert!(told["ranks"].is_null(), "{name}"),
+            Some(ranks) => {
+                assert_eq!(told["ranks"].as_object().unwrap().len(), ranks.len(), "{name}");
+                for (number, of) in ranks {
+                    assert_eq!(rank(&told["ranks"][number]), expected(of), "{name}: rank {number}");
+                }
+            }
+        }
+    }
+}
+
+fn explain(arguments: &[&std::ffi::OsStr]) -> Value {
+    let mut command = Command::new(repository().join("dist/weir"));
+    let output = command.arg("explain").args(arguments).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
 /// The numbers of a row's usage are those that `said` gives.
 fn expect_usage(case: &Case, said: impl Fn(&str) -> Option<u64>, status: &str) {
     for field in ["input", "cached", "output", "reasoning"] {

@@ -7,6 +7,7 @@ use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::hint::black_box;
+use weir::breaker::{self, Breaker, Circuit, Config as BreakerConfig, Reason};
 use weir::instant::Instant;
 use weir::limit::{Asked, Limits, Outcome, Store, Verdict};
 use weir::policy::Demand;
@@ -81,7 +82,13 @@ fn pool(endpoints: usize, policy: &str) -> (Pool, Vec<Vec<u64>>) {
 
 fn choices(c: &mut Criterion) {
     let mut group = c.benchmark_group("pool");
-    let demand = Demand { prompt_tokens: 4096, prompt_units: 256, output_tokens: 256, stream: true };
+    let demand = Demand {
+        prompt_tokens: 4096,
+        prompt_units: 256,
+        output_tokens: 256,
+        stream: true,
+        ..Demand::default()
+    };
     for policy in ["least_prefill", "p2c", "round_robin"] {
         for endpoints in [8, 64, 1_000] {
             let (mut pool, prompts) = pool(endpoints, policy);
@@ -169,5 +176,34 @@ fn limits(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, requests, answers, limits, choices);
+/// Who may be chosen, with one endpoint that is out; and an outcome that is counted.
+fn breaker(c: &mut Criterion) {
+    let mut group = c.benchmark_group("breaker");
+    let breaker = Breaker::new(&BreakerConfig::default()).unwrap();
+    let (good, bad) = (breaker::Outcome::of_status(200, None), breaker::Outcome::failed(Reason::Connect));
+    for endpoints in [8, 64, 1_000] {
+        let mut circuits = vec![Circuit::default(); endpoints];
+        for _ in 0..2 {
+            black_box(circuits[3].note(&breaker, None, &bad, NOW));
+        }
+        let (mut open, mut random) = (Vec::new(), Random::new(1));
+        group.bench_function(BenchmarkId::new("who may be chosen", endpoints), |b| {
+            b.iter(|| breaker.gate(circuits.iter_mut(), NOW, &mut random, &mut open));
+        });
+    }
+    for (name, outcome) in [("a success", good), ("a failure", breaker::Outcome::failed(Reason::Error))] {
+        // Never so many failures that it trips.
+        let mut now = NOW;
+        let mut circuit = Circuit::default();
+        group.bench_function(BenchmarkId::new("an outcome noted", name), |b| {
+            b.iter(|| {
+                now = now + std::time::Duration::from_secs(5);
+                circuit.note(&breaker, None, black_box(&outcome), now)
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, requests, answers, limits, choices, breaker);
 criterion_main!(benches);

@@ -1,5 +1,6 @@
 //! The only clock: the core takes `now` as an argument, and it comes from here.
 
+use std::hash::{BuildHasher, Hasher};
 use weir::instant::Instant;
 
 /// Counts from when it was made.
@@ -18,4 +19,10 @@ impl Clock {
     pub fn now(&self) -> Instant {
         Instant::from_nanos(u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
+}
+
+/// A number that nobody knows beforehand: std seeds its hash maps from the system's entropy, and the hash of nothing is
+/// such a number.
+pub fn seed() -> u64 {
+    std::hash::RandomState::new().build_hasher().finish()
 }

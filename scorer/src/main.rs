@@ -44,7 +44,7 @@ enum Command {
         #[arg(long, value_name = "BIN")]
         envoy: Option<PathBuf>,
     },
-    /// Say what the filters would make of one request or answer, as one line of JSON.
+    /// Say what would be made of one request, one answer, or an engine's metrics, as one line of JSON.
     #[command(subcommand)]
     Explain(Explain),
 }
@@ -81,6 +81,11 @@ enum Explain {
         /// Feed it in pieces of so many bytes.
         #[arg(long, value_name = "BYTES")]
         cut: Option<NonZeroUsize>,
+    },
+    /// What the scorer would make of an engine's metrics.
+    Metrics {
+        /// The metrics, as the engine gives them; `-` is standard input.
+        file: PathBuf,
     },
 }
 
@@ -158,6 +163,7 @@ fn explain_one(what: Explain) -> anyhow::Result<()> {
             let name = file.display().to_string();
             say_json(&explain::response(&name, &headers, &read(&file)?, cut))
         }
+        Explain::Metrics { file } => say_json(&explain::metrics(&String::from_utf8_lossy(&read(&file)?))),
     }
 }
 

@@ -94,3 +94,14 @@ fn an_answer_is_told_in_one_line() {
         assert_eq!(told(&["response", "-", "--cut", cut], events), nothing);
     }
 }
+
+#[test]
+fn an_engines_metrics_are_told_in_one_line_and_what_is_missing_is_null() {
+    let text = b"vllm:num_requests_running{engine=\"0\"} 4.0\nvllm:gpu_cache_usage_perc 0.25\n";
+    let expected = json!({
+        "engine": "vllm", "waiting": null, "running": 4, "kv_usage": 0.25, "kv_tokens": null, "adapters": null,
+        "ranks": null, "usable": true,
+    });
+    assert_eq!(told(&["metrics", "-"], text), expected);
+    assert_eq!(told(&["metrics", "-"], b"<html>")["usable"], false);
+}

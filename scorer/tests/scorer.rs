@@ -9,7 +9,9 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use weir::wire::{self, Blocks, Event, Reserve, Reserved};
+use weir::policy::Demand;
+use weir::pool::Ask;
+use weir::wire::{self, Event, Reserve, Reserved};
 use weir_scorer::scorer::{Config, Scorer, Watch, serve};
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -49,17 +51,9 @@ impl Running {
     }
 
     async fn reserve(&self, lease: u64, prompt_tokens: u32, blocks: &[u64], events: Vec<Event>) -> Reserved {
-        let (pool, blocks) = ("a".to_owned(), Blocks(blocks.to_vec()));
-        let ask = Reserve {
-            pool,
-            lease,
-            prompt_tokens,
-            prompt_units: blocks.0.len() as u32,
-            output_tokens: 0,
-            stream: true,
-            blocks,
-            events,
-        };
+        let prompt_units = blocks.len() as u32;
+        let demand = Demand { prompt_tokens, prompt_units, stream: true, ..Demand::default() };
+        let ask = Reserve { events, ..Reserve::of("a", lease, &Ask { blocks, demand }) };
         let response = self.post(wire::RESERVE_PATH, serde_json::to_string(&ask).unwrap()).await;
         assert_eq!(response.headers()[wire::SCORER], "1");
         assert_eq!(response.status(), StatusCode::OK);
@@ -95,7 +89,7 @@ impl Running {
 }
 
 fn end(lease: u64) -> Event {
-    Event::End { pool: "a".into(), lease }
+    Event::End { pool: "a".into(), lease, answered: None }
 }
 
 #[tokio::test]
@@ -130,7 +124,9 @@ async fn events_move_and_end_leases_with_the_next_call_or_alone() {
         (1, 0),
         "moved where it was served"
     );
-    running.report(&[end(2), end(2), end(99), Event::End { pool: "none".into(), lease: 2 }]).await;
+    running
+        .report(&[end(2), end(2), end(99), Event::End { pool: "none".into(), lease: 2, answered: None }])
+        .await;
     assert_eq!(running.loads().await, (0, vec![0, 0]));
 }
 

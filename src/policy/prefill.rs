@@ -19,31 +19,32 @@
 //! light load (affinity holds), and outgrows any prefix when a batch runs full. 64 tokens make ten requests in
 //! flight worth 6,400 queued tokens.
 
-use super::{Candidate, Demand, Score, cheapest_first};
-use serde::Deserialize;
+use super::number::Amount;
+use super::{Round, Score, scale};
+use serde::{Deserialize, Serialize};
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct LeastPrefill {
     /// What an uncached token of the request itself counts, against 1 for one that is queued.
-    uncached_weight: f64,
+    uncached_weight: Amount,
     /// Prefill tokens that one request in flight is worth, by the square of their number; 0 turns the term off.
-    batch_weight: u32,
+    batch_weight: Amount,
 }
 
 impl Default for LeastPrefill {
     fn default() -> Self {
-        Self { uncached_weight: 1.5, batch_weight: 64 }
+        Self { uncached_weight: Amount::of(1.5), batch_weight: Amount::of(64.0) }
     }
 }
 
 impl Score for LeastPrefill {
-    fn score(&self, demand: &Demand, candidates: &[Candidate], scores: &mut [f64]) {
-        for (score, candidate) in scores.iter_mut().zip(candidates) {
-            let batch = f64::from(candidate.in_flight).powi(2) * f64::from(self.batch_weight);
-            let own = f64::from(candidate.uncached_tokens(demand)) * self.uncached_weight;
-            *score = candidate.queued_tokens as f64 + own + batch;
-        }
-        cheapest_first(scores);
+    fn score(&mut self, round: &Round<'_>, scores: &mut [f64]) {
+        scale::fill(round, scores, |candidate| {
+            let batch = f64::from(candidate.in_flight).powi(2) * self.batch_weight.get();
+            let own = f64::from(candidate.uncached_tokens(round.demand)) * self.uncached_weight.get();
+            candidate.queued_tokens as f64 + own + batch
+        });
+        scale::cheapest_first(scores);
     }
 }

@@ -15,22 +15,26 @@ mod index;
 mod pace;
 mod pools;
 mod seeded;
+mod signals;
 
 pub use index::Index;
 pub use pools::{Pools, Spec};
+pub use signals::{Adapters, Answered, Report};
 
 use pace::Pace;
+use signals::Heard;
 
 use crate::block;
 use crate::breaker::{self, Breaker, Budget, Circuit, Gate, Moved, Outcome, Probe, Shut, Snapshot, Standing};
 use crate::instant::Instant;
 use crate::invalid::Invalid;
-use crate::policy::{Candidate, Demand, Policy};
+use crate::policy::{Attributes, Candidate, Demand, Known, News, Policy, Round, Signals, SlowStart, Wants};
 use crate::random::Random;
-use serde::{Deserialize, Serialize};
+use crate::wire;
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 use std::borrow::Cow;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::num::{NonZeroU32, NonZeroU64};
 use std::time::Duration;
 
@@ -38,7 +42,9 @@ use std::time::Duration;
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The policy: a name, or a name with parameters. See [`crate::policy`].
+    /// The policy: a name, a name with parameters, or llm-d's `EndpointPickerConfig`. See [`crate::policy`]. Written
+    /// again, it has all defaults filled in.
+    #[serde(serialize_with = "effective")]
     pub policy: Value,
     /// Milliseconds after which a lease of which nothing more was heard ends by itself; a first token starts
     /// them anew. Longer than any answer takes.
@@ -52,8 +58,21 @@ pub struct Config {
     /// Prompt tokens that an endpoint computes per second, until streams have shown it. Only for requests that are
     /// not streamed, whose first token nobody sees.
     pub prefill_tokens_per_s: NonZeroU32,
+    /// Milliseconds over which an endpoint that has joined takes its full part: at first a tenth of the requests may go
+    /// there, whatever the policy. 0 turns this off. Endpoints that were there from the start are not held back.
+    pub slow_start_ms: u64,
+    /// Milliseconds after which what an engine said of itself is forgotten: its endpoint is judged by what was sent there.
+    pub stale_ms: NonZeroU64,
     /// When endpoints are out.
     pub breaker: breaker::Config,
+}
+
+/// The policy with its defaults filled in; one that is wrong stays as it is.
+fn effective<S: Serializer>(policy: &Value, serializer: S) -> Result<S::Ok, S::Error> {
+    match Policy::read(policy) {
+        Ok(read) => read.effective().serialize(serializer),
+        Err(_) => policy.serialize(serializer),
+    }
 }
 
 impl Default for Config {
@@ -63,6 +82,7 @@ impl Default for Config {
         const SIXTEEN: NonZeroU32 = NonZeroU32::new(16).unwrap();
         const THREE: NonZeroU32 = NonZeroU32::new(3).unwrap();
         const PACE: NonZeroU32 = NonZeroU32::new(5_000).unwrap();
+        const STALE: NonZeroU64 = NonZeroU64::new(10_000).unwrap();
         let policy = Value::String("least_prefill".into());
         Self {
             prefill_tokens_per_s: PACE,
@@ -71,6 +91,8 @@ impl Default for Config {
             index_tokens: TOKENS,
             block_tokens: SIXTEEN,
             attempts: THREE,
+            slow_start_ms: 30_000,
+            stale_ms: STALE,
             breaker: breaker::Config::default(),
         }
     }
@@ -120,6 +142,12 @@ pub struct Pool {
     index_units: usize,
     block_tokens: u32,
     attempts: usize,
+    slow_start: SlowStart,
+    stale: Duration,
+    /// What the configuration says of endpoints, by their addresses.
+    attributes: BTreeMap<String, Attributes>,
+    /// No endpoint has joined yet: those that are here were here from the start.
+    is_first: bool,
     candidates: Vec<Candidate>,
     breaker: Breaker,
     budget: Budget,
@@ -133,10 +161,25 @@ struct Endpoint {
     address: String,
     /// Told apart from an endpoint that had the same address before.
     incarnation: u64,
+    seed: u64,
     in_flight: u32,
     queued_tokens: u64,
+    /// Prompt tokens of all that is in flight.
+    held_tokens: u64,
     index: Index,
+    joined: Joined,
+    heard: Heard,
     circuit: Circuit,
+}
+
+/// Since when an endpoint is one.
+#[derive(Clone, Copy, Debug)]
+enum Joined {
+    /// From the start.
+    First,
+    /// Since a choice that is still to come: nobody has told the time.
+    Now,
+    At(Instant),
 }
 
 /// What one request holds of one endpoint.
@@ -146,6 +189,11 @@ struct Lease {
     incarnation: u64,
     /// Uncached prompt tokens; zero from the first token on.
     queued_tokens: u32,
+    /// The same, from its booking to its end.
+    uncached_tokens: u32,
+    prompt_tokens: u32,
+    booked: Instant,
+    first_token: Option<Instant>,
     expires: Instant,
     /// When it was booked, and what was queued then, itself included: until its first token has come.
     queued: Option<(Instant, u64)>,
@@ -168,6 +216,23 @@ pub struct Load {
     pub index_tokens: u64,
 }
 
+/// What an engine said of itself, for a person or a metric.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Said {
+    /// The endpoint's address.
+    pub address: String,
+    /// Requests queued in it.
+    pub waiting: Option<u32>,
+    /// Requests in its batch.
+    pub running: Option<u32>,
+    /// Part of its KV memory in use.
+    pub kv_usage: Option<f64>,
+    /// Requests sent there since, and not ended.
+    pub sent_since: u32,
+    /// Milliseconds since it said so.
+    pub age_ms: u64,
+}
+
 impl Pool {
     /// A pool of `endpoints`, each `address:port`. `seed` fixes its random choices.
     pub fn new(config: &Config, endpoints: &[String], seed: u64) -> Result<Self, Invalid> {
@@ -186,13 +251,36 @@ impl Pool {
                 / config.block_tokens.get() as usize,
             block_tokens: config.block_tokens.get(),
             attempts: config.attempts.get() as usize,
+            slow_start: SlowStart::over(config.slow_start_ms),
+            stale: Duration::from_millis(config.stale_ms.get()),
+            attributes: BTreeMap::new(),
+            is_first: true,
             candidates: Vec::new(),
             breaker: Breaker::new(&config.breaker).map_err(|invalid| invalid.within("breaker"))?,
             budget: Budget::new(&config.breaker.retry_budget),
             open: Vec::new(),
         };
         pool.set_endpoints(endpoints)?;
+        pool.is_first = false;
         Ok(pool)
+    }
+
+    /// Takes what the configuration says of endpoints, by their addresses. It holds for those that join later too.
+    pub fn describe(&mut self, attributes: BTreeMap<String, Attributes>) {
+        self.attributes = attributes;
+        self.introduce();
+    }
+
+    /// Tells the policy who is there.
+    fn introduce(&mut self) {
+        let none = Attributes::default();
+        let attributes = &self.attributes;
+        let known = self.endpoints.iter().map(|Endpoint { address, incarnation, .. }| Known {
+            id: *incarnation,
+            address,
+            attributes: attributes.get(address).unwrap_or(&none),
+        });
+        self.policy.meet(&known.collect::<Vec<_>>());
     }
 
     /// Makes `endpoints` the endpoints of the pool. One that stays keeps its load and its prefixes; one that goes
@@ -213,9 +301,13 @@ impl Pool {
         let fresh = |address: &String, random: &mut Random| Endpoint {
             address: address.clone(),
             incarnation: random.next(),
+            seed: wire::name_hash(address),
             in_flight: 0,
             queued_tokens: 0,
+            held_tokens: 0,
             index: Index::new(self.index_units, random.next()),
+            joined: if self.is_first { Joined::First } else { Joined::Now },
+            heard: Heard::default(),
             circuit: Circuit::default(),
         };
         let random = &mut self.random;
@@ -245,6 +337,7 @@ impl Pool {
         });
         probed.into_iter().for_each(|incarnation| self.end_probe(incarnation));
         self.places = places;
+        self.introduce();
         Ok(())
     }
 
@@ -266,17 +359,16 @@ impl Pool {
         let mut candidates = std::mem::take(&mut self.candidates);
         let mut choose = |pool: &mut Self, places: &[usize], most: usize| {
             candidates.clear();
-            candidates.extend(places.iter().filter_map(|&place| {
-                let endpoint = pool.endpoints.get(place)?;
-                Some(Candidate {
-                    in_flight: endpoint.in_flight,
-                    queued_tokens: endpoint.queued_tokens,
-                    cached_tokens: cached(&endpoint.index, ask),
-                })
-            }));
-            let order = pool.policy.choose(&ask.demand, &candidates, most, &mut pool.random);
+            for place in places {
+                candidates.extend(pool.candidate(*place, ask, now));
+            }
+            pool.hold_back(&mut candidates);
+            let Ask { blocks, demand } = ask;
+            let round = Round { demand, blocks, candidates: &candidates, now };
+            let order = pool.policy.choose(&round, most, &mut pool.random);
             let first = order.first().and_then(|&at| candidates.get(at).copied());
-            (order.iter().filter_map(|&at| places.get(at).copied()).collect::<Vec<usize>>(), first)
+            let place = |at: &usize| Some(candidates.get(*at)?.place);
+            (order.iter().filter_map(place).collect::<Vec<usize>>(), first)
         };
         let open = std::mem::take(&mut self.open);
         let (order, candidate) = match gate {
@@ -294,7 +386,7 @@ impl Pool {
         let choice = Choice {
             order: order.iter().filter_map(|&at| Some(self.endpoints.get(at)?.address.clone())).collect(),
             candidate,
-            policy: self.policy.name().into(),
+            policy: self.policy.name().to_owned().into(),
             probe: matches!(gate, Gate::Probe(_)),
         };
         self.book_at(id, place, ask, candidate.cached_tokens, now);
@@ -302,6 +394,44 @@ impl Pool {
             self.probe(id);
         }
         Some(choice)
+    }
+
+    /// What is known of the endpoint at a place.
+    fn candidate(&mut self, place: usize, ask: &Ask<'_>, now: Instant) -> Option<Candidate> {
+        let stale = self.stale;
+        let endpoint = self.endpoints.get_mut(place)?;
+        if let Joined::Now = endpoint.joined {
+            endpoint.joined = Joined::At(now);
+        }
+        let age = match endpoint.joined {
+            Joined::At(since) => Some(now.since(since)),
+            Joined::First | Joined::Now => None,
+        };
+        let heard = endpoint.heard.fresh(now, stale);
+        Some(Candidate {
+            place,
+            seed: endpoint.seed,
+            in_flight: endpoint.in_flight,
+            queued_tokens: endpoint.queued_tokens,
+            held_tokens: endpoint.held_tokens,
+            cached_tokens: cached(&endpoint.index, ask),
+            age,
+            engine: heard.map(|heard| heard.signals).unwrap_or_default(),
+            unseen: heard.map_or(0, |heard| heard.unseen),
+            unseen_tokens: heard.map_or(0, |heard| heard.unseen_tokens),
+            adapter: heard.map(|heard| heard.adapter(ask.demand.adapter)).unwrap_or_default(),
+        })
+    }
+
+    /// Lets a new endpoint into as many choices as it is old, so that not everything goes there at once because it is
+    /// idle. If all are new, none is held back.
+    fn hold_back(&mut self, candidates: &mut Vec<Candidate>) {
+        let Self { slow_start, random, .. } = self;
+        let factor = |candidate: &Candidate| slow_start.factor(candidate.age);
+        let most = candidates.iter().map(factor).fold(0.0, f64::max);
+        if candidates.iter().any(|candidate| factor(candidate) < most) {
+            candidates.retain(|candidate| factor(candidate) >= most * random.unit());
+        }
     }
 
     /// Who may be sent to; fills `open`.
@@ -427,8 +557,11 @@ impl Pool {
         // A lease that comes twice (a repeated message) is the same lease.
         self.release(id);
         let Some(endpoint) = self.endpoints.get_mut(place) else { return };
-        let queued_tokens = ask.demand.prompt_tokens.saturating_sub(cached_tokens);
+        let prompt_tokens = ask.demand.prompt_tokens;
+        let queued_tokens = prompt_tokens.saturating_sub(cached_tokens);
         endpoint.in_flight = endpoint.in_flight.saturating_add(1);
+        endpoint.held_tokens = endpoint.held_tokens.saturating_add(u64::from(prompt_tokens));
+        endpoint.heard.booked(id, queued_tokens, now);
         endpoint.queued_tokens = endpoint.queued_tokens.saturating_add(u64::from(queued_tokens));
         endpoint.index.insert(ask.blocks);
         let ahead = endpoint.queued_tokens;
@@ -443,12 +576,18 @@ impl Pool {
                 place,
                 incarnation,
                 queued_tokens,
+                uncached_tokens: queued_tokens,
+                prompt_tokens,
+                booked: now,
+                first_token: None,
                 expires,
                 queued: Some((now, ahead)),
                 unseen,
                 probe: None,
             },
         );
+        let news = News::Booked { place, demand: ask.demand, uncached_tokens: queued_tokens };
+        self.policy.learn(&news, now);
     }
 
     /// The first token of lease `id` has come: its prompt is computed. `served` is the endpoint that it came from.
@@ -458,23 +597,81 @@ impl Pool {
     pub fn first_token(&mut self, id: LeaseId, served: Option<&str>, now: Instant) {
         self.computed(id);
         let Some(lease) = self.leases.get_mut(&id) else { return };
+        lease.first_token = lease.first_token.or(Some(now));
+        let server = served.and_then(|address| self.places.get(address)).copied().unwrap_or(lease.place);
         if let Some((booked, tokens)) = lease.queued.take().filter(|_| lease.unseen.is_none()) {
             self.pace.learn(tokens, now.since(booked));
+            // Of another than the chosen one it is not known what it had to compute, nor since when.
+            if server == lease.place {
+                let (place, uncached_tokens) = (lease.place, lease.uncached_tokens);
+                let after = now.since(booked);
+                let news = News::FirstToken { place, after, uncached_tokens, queued_tokens: tokens };
+                self.policy.learn(&news, now);
+            }
         }
         self.due.remove(&(lease.expires, id));
         lease.expires = now + self.lease;
         self.due.insert((lease.expires, id));
-        let moved =
-            served.and_then(|address| self.places.get(address)).filter(|place| **place != lease.place);
-        let Some(&place) = moved else { return };
+        if server == lease.place {
+            return;
+        }
+        let prompt_tokens = u64::from(lease.prompt_tokens);
         if let Some(failed) = self.endpoints.get_mut(lease.place) {
             failed.in_flight = failed.in_flight.saturating_sub(1);
+            failed.held_tokens = failed.held_tokens.saturating_sub(prompt_tokens);
+            failed.heard.ended(lease.uncached_tokens, lease.booked);
             failed.index = Index::new(self.index_units, self.random.next());
         }
-        if let Some(server) = self.endpoints.get_mut(place) {
-            server.in_flight = server.in_flight.saturating_add(1);
-            lease.place = place;
-            lease.incarnation = server.incarnation;
+        if let Some(endpoint) = self.endpoints.get_mut(server) {
+            endpoint.in_flight = endpoint.in_flight.saturating_add(1);
+            endpoint.held_tokens = endpoint.held_tokens.saturating_add(prompt_tokens);
+            endpoint.heard.booked(id, lease.uncached_tokens, lease.booked);
+            lease.place = server;
+            lease.incarnation = endpoint.incarnation;
+        }
+    }
+
+    /// How the answer of lease `id` went. Said before [`Pool::end`], which need not know.
+    pub fn answered(&mut self, id: LeaseId, answered: &Answered, now: Instant) {
+        let Some(lease) = self.leases.get(&id) else { return };
+        let place = lease.place;
+        let news = News::Ended {
+            place,
+            after: now.since(lease.booked),
+            decoding: lease.first_token.map(|first| now.since(first)),
+            output_tokens: answered.output_tokens,
+            failed: answered.failed,
+        };
+        self.policy.learn(&news, now);
+        let Some(signals) = answered.said() else { return };
+        self.policy.learn(&News::Reported { place, signals }, now);
+        if self.endpoints.get(place).is_some_and(|endpoint| !endpoint.heard.is_asked) {
+            self.take(place, &Report { at: now, signals, ..Report::default() });
+        }
+    }
+
+    /// What the policy learns of answers.
+    pub fn wants(&self) -> Wants {
+        self.policy.wants()
+    }
+
+    /// What an endpoint says of itself. What it said before is forgotten, also where it says nothing now; and if it has
+    /// started anew since then, so is what it was believed to hold.
+    pub fn hear(&mut self, address: &str, report: &Report) {
+        let Some(&place) = self.places.get(address) else { return };
+        if let Some(endpoint) = self.endpoints.get_mut(place) {
+            endpoint.heard.is_asked = true;
+        }
+        self.take(place, report);
+        let signals = Signals { at: Some(report.at), ..report.signals };
+        self.policy.learn(&News::Reported { place, signals }, report.at);
+    }
+
+    fn take(&mut self, place: usize, report: &Report) {
+        let Some(endpoint) = self.endpoints.get_mut(place) else { return };
+        let is_alive = |id: &LeaseId| self.leases.get(id).is_some_and(|lease| lease.place == place);
+        if endpoint.heard.hear(report, is_alive) {
+            endpoint.index = Index::new(self.index_units, self.random.next());
         }
     }
 
@@ -508,6 +705,8 @@ impl Pool {
         self.due.remove(&(lease.expires, id));
         if let Some(endpoint) = self.endpoints.get_mut(lease.place) {
             endpoint.in_flight = endpoint.in_flight.saturating_sub(1);
+            endpoint.held_tokens = endpoint.held_tokens.saturating_sub(u64::from(lease.prompt_tokens));
+            endpoint.heard.ended(lease.uncached_tokens, lease.booked);
         }
         if let Some((probed, _)) = lease.probe {
             self.end_probe(probed);
@@ -555,6 +754,22 @@ impl Pool {
     pub fn booked(&self) -> impl Iterator<Item = (LeaseId, &str, u32)> {
         self.leases.iter().filter_map(|(id, lease)| {
             Some((*id, self.endpoints.get(lease.place)?.address.as_str(), lease.queued_tokens))
+        })
+    }
+
+    /// The addresses of its endpoints.
+    pub fn addresses(&self) -> impl Iterator<Item = &str> {
+        self.endpoints.iter().map(|endpoint| endpoint.address.as_str())
+    }
+
+    /// What engines said of themselves, of those endpoints whose word is not too old.
+    pub fn said(&self, now: Instant) -> impl Iterator<Item = Said> {
+        self.endpoints.iter().filter_map(move |endpoint| {
+            let heard = endpoint.heard.fresh(now, self.stale)?;
+            let Signals { waiting, running, kv_usage, at, .. } = heard.signals;
+            let age = now.since(at?);
+            let (address, sent_since) = (endpoint.address.clone(), heard.unseen);
+            Some(Said { address, waiting, running, kv_usage, sent_since, age_ms: age.as_millis() as u64 })
         })
     }
 

@@ -2,9 +2,10 @@
 
 use super::{Config, Pool};
 use crate::invalid::Invalid;
+use crate::policy::Attributes;
 use crate::random::Random;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// One pool as it is configured.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -20,6 +21,9 @@ pub struct Spec {
     /// default. Two pools of the same endpoints compare two policies; each counts its own requests only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub choose: Option<Config>,
+    /// What policies are to know of endpoints, by their addresses; see `docs/policies.md`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub attributes: BTreeMap<String, Attributes>,
 }
 
 /// Pools that were accepted.
@@ -55,14 +59,24 @@ impl Pools {
             if spec.endpoints.is_empty() {
                 return Err(Invalid::new(place("endpoints"), "empty; name at least one endpoint"));
             }
+            for (address, attributes) in &spec.attributes {
+                attributes.check().map_err(|(field, why)| {
+                    Invalid::new(place(&format!("attributes[{address:?}].{field}")), why)
+                })?;
+                if !spec.endpoints.contains(address) {
+                    let why = format!("{address} is no endpoint of this pool");
+                    return Err(Invalid::new(place(&format!("attributes[{address:?}]")), why));
+                }
+            }
             let own = spec.choose.as_ref();
-            let pool = Pool::new(own.unwrap_or(config), &spec.endpoints, random.next()).map_err(
+            let mut pool = Pool::new(own.unwrap_or(config), &spec.endpoints, random.next()).map_err(
                 |invalid| match (invalid.at.starts_with("endpoints"), own) {
                     (false, None) => invalid.within("choose"),
                     (false, Some(_)) => invalid.within(&place("choose")),
                     (true, _) => invalid.within(&format!("pools[{at}]")),
                 },
             )?;
+            pool.describe(spec.attributes.clone());
             made.pools.push((spec.name.clone(), pool));
         }
         Ok(made)

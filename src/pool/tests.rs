@@ -21,8 +21,13 @@ fn blocks(of: u64, n: usize) -> Vec<u64> {
 
 fn ask(blocks: &[u64]) -> Ask<'_> {
     let prompt_units = block::units(blocks.len()) as u32;
-    let demand =
-        Demand { prompt_tokens: prompt_units * 16 + 5, prompt_units, output_tokens: 64, stream: true };
+    let demand = Demand {
+        prompt_tokens: prompt_units * 16 + 5,
+        prompt_units,
+        output_tokens: 64,
+        stream: true,
+        ..Demand::default()
+    };
     Ask { blocks, demand }
 }
 
@@ -241,6 +246,7 @@ fn pools_are_told_apart_by_name_and_model() {
         models: vec![model.into()],
         endpoints: vec![endpoint.into()],
         choose: None,
+        attributes: BTreeMap::new(),
     };
     let make =
         |specs: &[Spec]| Pools::new(specs, &Config::default(), 1).map_err(|invalid| invalid.to_string());
@@ -270,4 +276,174 @@ fn two_pools_of_the_same_endpoints_may_choose_by_different_policies() {
     let wrong = [spec("own", json!({"policy": "fastest"}))];
     let said = Pools::new(&wrong, &Config::default(), 1).unwrap_err().to_string();
     assert!(said.starts_with("pools[0].choose.policy: unknown policy"), "{said}");
+}
+
+fn with(policy: Value, n: usize) -> Pool {
+    let config = Config { policy, ..Config::default() };
+    Pool::new(&config, &addresses(n), 9).unwrap()
+}
+
+fn report(at: Instant, waiting: u32, kv_usage: f64) -> Report {
+    let signals = crate::policy::Signals {
+        waiting: Some(waiting),
+        kv_usage: Some(kv_usage),
+        ..crate::policy::Signals::default()
+    };
+    Report { at, signals, ..Report::default() }
+}
+
+fn queue() -> Value {
+    json!({"kind": "EndpointPickerConfig", "plugins": [{"type": "queue-scorer"}],
+        "schedulingProfiles": [{"name": "default", "plugins": [{"pluginRef": "queue-scorer"}]}]})
+}
+
+/// How many leases each endpoint gets of so many at once.
+fn burst(pool: &mut Pool, from: u64, count: u64, now: Instant) -> Vec<u32> {
+    for id in from..from + count {
+        pool.reserve(id, &ask(&blocks(id, 4)), now).unwrap();
+    }
+    pool.loads().iter().map(|load| load.in_flight).collect()
+}
+
+#[test]
+fn a_burst_on_frozen_metrics_spreads_and_the_one_that_looked_idle_gets_little_more() {
+    let mut pool = with(queue(), 8);
+    for (place, address) in addresses(8).iter().enumerate() {
+        pool.hear(address, &report(NOW, u32::from(place != 3), 0.0));
+    }
+    let counts = burst(&mut pool, 0, 80, NOW + Duration::from_millis(1));
+    assert!(counts.iter().all(|count| (3..=20).contains(count)), "{counts:?}");
+    assert!(counts[3] > 10, "it was less busy: {counts:?}");
+}
+
+#[test]
+fn what_was_sent_since_counts_until_it_ends_or_the_engine_has_seen_it() {
+    let mut pool = with(queue(), 2);
+    let all = addresses(2);
+    let unseen =
+        |pool: &Pool| pool.endpoints.iter().map(|endpoint| endpoint.heard.unseen).collect::<Vec<_>>();
+    let later = |ms| NOW + Duration::from_millis(ms);
+    pool.book(1, &all[0], &ask(&[]), NOW);
+    pool.hear(&all[0], &report(later(10), 1, 0.0));
+    for (id, ms) in [(2, 20), (3, 30), (4, 40)] {
+        pool.book(id, &all[0], &ask(&[]), later(ms));
+    }
+    assert_eq!(unseen(&pool), [3, 0], "but not what came before");
+    pool.end(3);
+    assert_eq!(unseen(&pool), [2, 0]);
+    pool.hear(&all[0], &report(later(25), 2, 0.0));
+    assert_eq!(unseen(&pool), [1, 0], "asked between the second and the fourth");
+    pool.hear(&all[0], &report(later(15), 9, 0.0));
+    assert_eq!(unseen(&pool), [1, 0], "an older answer that comes late is let go");
+    [1, 2, 4].iter().for_each(|id| assert!(pool.end(*id)));
+    assert_eq!(unseen(&pool), [0, 0]);
+    let tokens: u64 =
+        pool.endpoints.iter().map(|endpoint| endpoint.heard.unseen_tokens + endpoint.held_tokens).sum();
+    assert_eq!(tokens, 0);
+}
+
+#[test]
+fn old_metrics_are_forgotten_and_no_metrics_are_no_idleness() {
+    let mut pool = with(queue(), 3);
+    let all = addresses(3);
+    pool.hear(&all[0], &report(NOW, 0, 0.0));
+    pool.hear(&all[1], &report(NOW, 10, 0.0));
+    let choose = |pool: &mut Pool, id, now| {
+        let chosen = pool.reserve(id, &ask(&[]), now).unwrap();
+        pool.end(id);
+        chosen.order[0].clone()
+    };
+    let fresh: Vec<String> = (0..20).map(|id| choose(&mut pool, id, NOW)).collect();
+    assert!(fresh.iter().all(|address| *address == all[0]), "the silent one is taken for the mean");
+    let stale = NOW + Duration::from_millis(10_001);
+    let then: std::collections::HashSet<String> = (0..40).map(|id| choose(&mut pool, id, stale)).collect();
+    assert_eq!(then.len(), 3, "what was sent there decides");
+}
+
+#[test]
+fn an_engine_that_started_anew_holds_nothing() {
+    let mut pool = pool(1);
+    let (address, prompt) = (addresses(1)[0].clone(), blocks(1, 4));
+    let totals = |at: u64, total: f64, started| Report {
+        totals: vec![f64::NAN, total],
+        started,
+        ..report(NOW + Duration::from_secs(at), 0, 0.0)
+    };
+    let held = |pool: &Pool| pool.loads()[0].index_tokens > 0;
+    pool.hear(&address, &totals(1, 500.0, Some(100.0)));
+    pool.hold(&address, &prompt);
+    pool.hear(&address, &totals(2, 900.0, Some(100.0)));
+    assert!(held(&pool));
+    pool.hear(&address, &totals(3, 20.0, None));
+    assert!(!held(&pool), "its counters began anew");
+    pool.hold(&address, &prompt);
+    pool.hear(&address, &totals(4, 30.0, Some(170.0)));
+    assert!(!held(&pool), "its process did");
+}
+
+#[test]
+fn an_adapter_goes_where_the_engine_has_it_or_has_room() {
+    let mut pool = with(json!("lora_affinity"), 3);
+    let all = addresses(3);
+    let adapters = |resident: &[&str], most| Report {
+        adapters: Some(Adapters {
+            resident: resident.iter().map(|name| wire::name_hash(name)).collect(),
+            waiting: vec![],
+            most: Some(most),
+        }),
+        ..report(NOW, 0, 0.0)
+    };
+    pool.hear(&all[0], &adapters(&["x"], 1));
+    pool.hear(&all[1], &adapters(&["y"], 1));
+    pool.hear(&all[2], &adapters(&["x"], 2));
+    let mut choose = |id, name: &str| {
+        let mut asked = ask(&[]);
+        asked.demand.adapter = Some(wire::name_hash(name));
+        let order = pool.reserve(id, &asked, NOW).unwrap().order;
+        pool.end(id);
+        all.iter().position(|address| *address == order[0]).unwrap()
+    };
+    assert_eq!(choose(1, "y"), 1);
+    assert_eq!(choose(2, "z"), 2, "a slot is free there");
+    assert_eq!(choose(3, "z"), 2, "and it was sent there");
+}
+
+#[test]
+fn a_new_endpoint_gets_its_part_slowly_and_then_whole() {
+    for policy in ["least_prefill", "least_requests", "p2c", "weighted_least_requests"] {
+        let mut pool = with(json!(policy), 4);
+        // Four that are warm and busy, then a fifth.
+        let mut id = 0;
+        let mut open = VecDeque::new();
+        let mut life = |pool: &mut Pool, now: Instant, count: usize| {
+            let mut to_new = 0;
+            for _ in 0..count {
+                id += 1;
+                let chosen = pool.reserve(id, &ask(&blocks(id % 50, 30)), now).unwrap();
+                pool.first_token(id, None, now);
+                to_new += usize::from(chosen.order[0] == addresses(5)[4]);
+                open.push_back(id);
+                if open.len() > 40 {
+                    open.pop_front().map(|id| pool.end(id));
+                }
+            }
+            to_new
+        };
+        life(&mut pool, NOW, 500);
+        pool.set_endpoints(&addresses(5)).unwrap();
+        let second = |n| NOW + Duration::from_secs(n);
+        let early: usize = (0..10).map(|n| life(&mut pool, second(n), 50)).sum();
+        assert!((25..=200).contains(&early), "{policy}: {early} of 500 in ten seconds");
+        let late: usize = (60..70).map(|n| life(&mut pool, second(n), 50)).sum();
+        assert!((50..=200).contains(&late), "{policy}: {late} of 500 after a minute");
+    }
+}
+
+#[test]
+fn a_pool_of_new_endpoints_alone_is_not_held_back() {
+    let mut pool = pool(1);
+    pool.set_endpoints(&[]).unwrap();
+    pool.set_endpoints(&addresses(3)).unwrap();
+    let counts = burst(&mut pool, 0, 30, NOW);
+    assert!(counts.iter().all(|count| *count == 10), "{counts:?}");
 }

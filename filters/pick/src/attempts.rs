@@ -4,9 +4,12 @@
 //! has written the list itself, and what `breaker`, which runs once per attempt where it stands in the cluster, left behind.
 //! One that left nothing got no answer.
 
-use weir::breaker::{Outcome, Reason, retry_after};
+use weir::breaker::{Class, Outcome, Reason, retry_after};
+use weir::policy::Wants;
+use weir::pool::Answered;
 use weir::request::Dialect;
 use weir::response::{Report, Status};
+use weir::signals;
 use weir::wire;
 use weir_host::Host;
 
@@ -66,6 +69,18 @@ pub(crate) fn last(host: &dyn Host, dialect: Dialect, begun: bool) -> Outcome {
         }
         None => inside(host, dialect).unwrap_or(Outcome::of_status(status, None)),
     }
+}
+
+/// What a policy learns from an answer.
+pub(crate) fn answered(host: &dyn Host, outcome: &Outcome, wants: Wants) -> Answered {
+    let usage = host.text(&[wire::USAGE]).and_then(|line| wire::read_usage(&line)?.usage);
+    let answered = Answered {
+        output_tokens: usage.map(|usage| u32::try_from(usage.output).unwrap_or(u32::MAX)),
+        failed: outcome.class() == Class::Failure,
+        ..Answered::default()
+    };
+    let said = host.text(&["response", "headers", signals::ORCA_HEADER]).filter(|_| wants.reports);
+    said.and_then(|said| signals::orca(&said)).map_or(answered, |said| answered.with(&said))
 }
 
 /// What Envoy's response flags say; `None`: that the endpoint's answer came to its end.

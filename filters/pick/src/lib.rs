@@ -30,7 +30,7 @@ use std::time::Duration;
 use weir::breaker::{Class, Moved, Outcome, Shut, Standing};
 use weir::invalid::Invalid;
 use weir::policy::{Candidate, Demand};
-use weir::pool::{Ask, Choice, LeaseId, Pools};
+use weir::pool::{Answered, Ask, Choice, LeaseId, Pools};
 use weir::random::Random;
 use weir::request::{Dialect, Facts};
 use weir::wire::{self, Event, Reserve};
@@ -147,6 +147,9 @@ impl Filter for Pick {
     fn open(&mut self, host: &dyn Host) -> Stream {
         if !self.peers.joined() {
             self.peers.join(host);
+            for message in self.peers.kept_out(host) {
+                self.hear(host, message);
+            }
             host.tick_every(self.scorer.as_ref().map_or(BEAT, Scorer::report_every));
         }
         Stream::default()
@@ -202,6 +205,7 @@ impl Filter for Pick {
             in_flight: reserved.in_flight,
             queued_tokens: reserved.queued_tokens,
             cached_tokens: reserved.cached_tokens,
+            ..Candidate::default()
         };
         let choice = Choice {
             order: reserved.endpoints,
@@ -243,20 +247,21 @@ impl Filter for Pick {
             }
             asking.lease
         });
-        if let Some(lease) = stream.lease {
-            self.over(stream, host, lease);
-        }
+        let answered = stream.lease.and_then(|lease| self.over(stream, host, lease));
         if let Some(slot) = stream.slot.take() {
             slot.give_back(host);
         }
         let Some(lease) = stream.lease.take().or(asked) else { return };
         let Some((name, pool)) = self.pools.get(lease.pool) else { return };
+        if let Some(answered) = &answered {
+            pool.answered(lease.id, answered, host.now());
+        }
         let booked = pool.end(lease.id);
         if let Some(scorer) = self.scorer.as_mut().filter(|_| lease.asked) {
-            scorer.note(Event::End { pool: name.to_owned(), lease: lease.id });
+            scorer.note(Event::End { pool: name.to_owned(), lease: lease.id, answered });
         }
         if booked {
-            self.peers.send(host, &Message::End { pool: lease.pool as u16, lease: lease.id });
+            self.peers.send(host, &Message::End { pool: lease.pool as u16, lease: lease.id, answered });
         }
     }
 
@@ -319,16 +324,7 @@ impl Pick {
     fn ask(&mut self, host: &dyn Host, asking: &mut Asking) -> bool {
         let Some(scorer) = &mut self.scorer else { return false };
         let Some((name, _)) = self.pools.get(asking.lease.pool) else { return false };
-        let request = Reserve {
-            pool: name.to_owned(),
-            lease: asking.lease.id,
-            prompt_tokens: asking.facts.prompt_tokens,
-            prompt_units: asking.facts.prompt_units,
-            output_tokens: asking.facts.max_output_tokens.unwrap_or(0),
-            stream: asking.facts.stream,
-            blocks: wire::Blocks(asking.blocks.clone()),
-            events: Vec::new(),
-        };
+        let request = Reserve::of(name, asking.lease.id, &asking.facts.ask(&asking.blocks));
         let Some(told) = scorer.ask(host, request) else { return false };
         asking.lease.asked = true;
         asking.told = told;
@@ -397,12 +393,17 @@ impl Pick {
         }
     }
 
-    /// The stream is over: what its last attempt came to, and those before it that nobody has spoken of.
-    fn over(&mut self, stream: &mut Stream, host: &dyn Host, lease: Lease) {
-        let Some(served) = attempts::served(host) else { return };
+    /// The stream is over: what its last attempt came to, and those before it that nobody has spoken of. Gives what the
+    /// policy learns from it.
+    fn over(&mut self, stream: &mut Stream, host: &dyn Host, lease: Lease) -> Option<Answered> {
+        let served = attempts::served(host)?;
         self.failed_before(stream, host, lease, &served);
         let outcome = attempts::last(host, lease.dialect, stream.first_token);
         self.attempted(stream, host, lease, &served, &outcome);
+        let wants = self.pools.get(lease.pool).map(|(_, pool)| pool.wants())?;
+        // A client that left says nothing of the endpoint.
+        let tells = wants.answers && matches!(outcome.class(), Class::Success | Class::Failure);
+        tells.then(|| attempts::answered(host, &outcome, wants))
     }
 
     /// An attempt came to an outcome: it is noted here and told to those whom it concerns.
@@ -443,6 +444,9 @@ impl Pick {
                 scorer.note(Event::Attempted { pool, lease: lease.id, endpoint, outcome });
             }
         }
+        if moved.is_some() || outcome.class() == Class::Busy {
+            self.peers.keep_out(host, self.out());
+        }
         if !self.pools.get(lease.pool).is_some_and(|(_, pool)| pool.probes(lease.id))
             && let Some(slot) = stream.slot.take()
         {
@@ -467,6 +471,9 @@ impl Pick {
         host.add(metric, 1);
         let lease = asking.lease;
         if let Some((_, pool)) = self.pools.get(lease.pool) {
+            if pool.wants().reports {
+                host.set_header(Of::Request, wire::ORCA_FORMAT, "JSON");
+            }
             choice.order.truncate(pool.budget().left(host.now()).saturating_add(1));
         }
         host.set_header(Of::Request, wire::DESTINATION, &choice.order.join(","));
@@ -491,13 +498,20 @@ impl Pick {
         Flow::Continue
     }
 
+    /// Who is out, of all pools.
+    fn out(&self) -> impl Iterator<Item = Message> {
+        self.pools.iter().enumerate().flat_map(|(at, (_, pool))| {
+            pool.snapshots().map(move |(endpoint, snapshot)| Message::Out {
+                pool: at as u16,
+                endpoint: endpoint.to_owned(),
+                snapshot,
+            })
+        })
+    }
+
     /// Tells a worker that has just joined all that this one knows.
     fn tell_all(&self, host: &dyn Host, queue: u32) {
         for (at, (_, pool)) in self.pools.iter().enumerate() {
-            for (endpoint, snapshot) in pool.snapshots() {
-                let message = Message::Out { pool: at as u16, endpoint: endpoint.to_owned(), snapshot };
-                Peers::tell(host, queue, &message);
-            }
             for (endpoint, blocks) in pool.prefixes() {
                 let message = Message::Held { pool: at as u16, endpoint: endpoint.to_owned(), blocks };
                 Peers::tell(host, queue, &message);
@@ -549,8 +563,11 @@ impl Pick {
                     pool.first_token(lease, Some(&served), now);
                 }
             }
-            Message::End { pool, lease } => {
+            Message::End { pool, lease, answered } => {
                 if let Some((_, pool)) = self.pools.get(usize::from(pool)) {
+                    if let Some(answered) = &answered {
+                        pool.answered(lease, answered, now);
+                    }
                     pool.end(lease);
                 }
             }

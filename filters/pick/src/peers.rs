@@ -14,7 +14,7 @@ use std::time::Duration;
 use weir::breaker::{Outcome, Snapshot};
 use weir::instant::Instant;
 use weir::policy::Demand;
-use weir::pool::{Ask, LeaseId};
+use weir::pool::{Answered, Ask, LeaseId};
 use weir::wire;
 use weir_host::Host;
 
@@ -33,12 +33,12 @@ pub(crate) enum Message {
     /// Its first token came.
     FirstToken { pool: u16, lease: LeaseId, served: String },
     /// It is over.
-    End { pool: u16, lease: LeaseId },
+    End { pool: u16, lease: LeaseId, answered: Option<Answered> },
     /// An endpoint holds a prefix, from before the hearer joined.
     Held { pool: u16, endpoint: String, blocks: Vec<u64> },
     /// An attempt came to something that concerns its endpoint.
     Attempted { pool: u16, lease: LeaseId, endpoint: String, outcome: Outcome },
-    /// An endpoint is out, since before the hearer joined.
+    /// An endpoint is out. No message, but what is kept for workers that join.
     Out { pool: u16, endpoint: String, snapshot: Snapshot },
 }
 
@@ -73,6 +73,10 @@ impl Message {
                 bytes.extend(demand.prompt_units.to_le_bytes());
                 bytes.extend(demand.output_tokens.to_le_bytes());
                 bytes.push(u8::from(demand.stream) | u8::from(*probe) << 1);
+                for hash in [demand.session, demand.tenant, demand.adapter] {
+                    bytes.push(u8::from(hash.is_some()));
+                    bytes.extend(hash.iter().flat_map(|hash| hash.to_le_bytes()));
+                }
                 text(&mut bytes, endpoint);
                 bytes.extend(wire::block_bytes(blocks));
             }
@@ -82,10 +86,11 @@ impl Message {
                 bytes.extend(lease.to_le_bytes());
                 text(&mut bytes, served);
             }
-            Self::End { pool, lease } => {
+            Self::End { pool, lease, answered } => {
                 bytes.push(3);
                 bytes.extend(pool.to_le_bytes());
                 bytes.extend(lease.to_le_bytes());
+                bytes.extend(answered.iter().flat_map(|one| serde_json::to_vec(one).unwrap_or_default()));
             }
             Self::Held { pool, endpoint, blocks } => {
                 bytes.push(4);
@@ -128,7 +133,18 @@ impl Message {
                 let [prompt_tokens, prompt_units, output_tokens] =
                     [rest.take()?, rest.take()?, rest.take()?].map(u32::from_le_bytes);
                 let [flags] = rest.take()?;
-                let demand = Demand { prompt_tokens, prompt_units, output_tokens, stream: flags & 1 != 0 };
+                let stream = flags & 1 != 0;
+                let [session, tenant, adapter] = [rest.hash()?, rest.hash()?, rest.hash()?];
+                let demand = Demand {
+                    prompt_tokens,
+                    prompt_units,
+                    output_tokens,
+                    stream,
+                    session,
+                    tenant,
+                    adapter,
+                    ..Demand::default()
+                };
                 let endpoint = rest.text()?;
                 let (blocks, probe) = (wire::blocks(rest.0), flags & 2 != 0);
                 Self::Booked { pool, lease, endpoint, demand, blocks, probe }
@@ -141,6 +157,10 @@ impl Message {
             [3] => Self::End {
                 pool: u16::from_le_bytes(rest.take()?),
                 lease: LeaseId::from_le_bytes(rest.take()?),
+                answered: match rest.0 {
+                    b"" => None,
+                    json => Some(serde_json::from_slice(json).ok()?),
+                },
             },
             [4] => Self::Held {
                 pool: u16::from_le_bytes(rest.take()?),
@@ -180,6 +200,10 @@ impl Rest<'_> {
         let (taken, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
         Some(*taken)
+    }
+
+    fn hash(&mut self) -> Option<Option<u64>> {
+        Some(if self.take()? == [0] { None } else { Some(u64::from_le_bytes(self.take()?)) })
     }
 
     fn text(&mut self) -> Option<String> {
@@ -233,6 +257,33 @@ impl Peers {
     /// Tells one worker.
     pub(crate) fn tell(host: &dyn Host, queue: u32, message: &Message) {
         host.enqueue(queue, &message.encode());
+    }
+
+    /// Keeps who is out where a worker that joins finds it before its first choice, and one whose VM had to be loaded anew.
+    pub(crate) fn keep_out(&self, host: &dyn Host, out: impl Iterator<Item = Message>) {
+        let message = |message: Message| {
+            let bytes = message.encode();
+            let length = u16::try_from(bytes.len()).unwrap_or(0).to_le_bytes();
+            length.into_iter().chain(bytes)
+        };
+        host.set_shared(&self.out(), &out.flat_map(message).collect::<Vec<u8>>(), None);
+    }
+
+    /// Who is out, as it was kept last.
+    pub(crate) fn kept_out(&self, host: &dyn Host) -> Vec<Message> {
+        let (bytes, _) = host.shared(&self.out()).unwrap_or_default();
+        let mut rest = Rest(&bytes);
+        let next = || {
+            let length = usize::from(u16::from_le_bytes(rest.take()?));
+            let (message, after) = rest.0.split_at_checked(length)?;
+            rest.0 = after;
+            Message::decode(message)
+        };
+        std::iter::from_fn(next).collect()
+    }
+
+    fn out(&self) -> String {
+        format!("{}.out", self.group)
     }
 
     /// Whether anybody listens.
@@ -319,7 +370,15 @@ mod tests {
                 pool: 3,
                 lease: 9,
                 endpoint: endpoint.clone(),
-                demand: Demand { prompt_tokens: 7, prompt_units: 1, output_tokens: 8, stream: true },
+                demand: Demand {
+                    prompt_tokens: 7,
+                    prompt_units: 1,
+                    output_tokens: 8,
+                    stream: true,
+                    session: Some(0),
+                    adapter: Some(u64::MAX),
+                    ..Demand::default()
+                },
                 blocks,
                 probe: true,
             },
@@ -340,7 +399,16 @@ mod tests {
                 },
             },
             Message::FirstToken { pool: 3, lease: u64::MAX, served: endpoint },
-            Message::End { pool: 0, lease: 1 },
+            Message::End { pool: 0, lease: 1, answered: None },
+            Message::End {
+                pool: 0,
+                lease: 1,
+                answered: Some(Answered {
+                    output_tokens: Some(3),
+                    kv_usage: Some(0.5),
+                    ..Answered::default()
+                }),
+            },
         ] {
             let bytes = message.encode();
             assert_eq!(Message::decode(&bytes), Some(message));

@@ -121,7 +121,11 @@ fn the_scorers_choice_is_followed_and_its_lease_ended() {
     let failed = Event::Attempted { pool: pool.clone(), lease, endpoint, outcome };
     assert_eq!(
         report,
-        [failed, Event::FirstToken { pool: pool.clone(), lease, served }, Event::End { pool, lease }]
+        [
+            failed,
+            Event::FirstToken { pool: pool.clone(), lease, served },
+            Event::End { pool, lease, answered: None }
+        ]
     );
 }
 
@@ -172,7 +176,7 @@ fn a_client_that_leaves_while_the_scorer_is_asked_ends_the_lease_there() {
     worker.finish(exchange);
     worker.tick();
     let report: Vec<Event> = serde_json::from_slice(&worker.calls().remove(0).body).unwrap();
-    assert_eq!(report, [Event::End { pool: "p".into(), lease: request.lease }]);
+    assert_eq!(report, [Event::End { pool: "p".into(), lease: request.lease, answered: None }]);
 }
 
 #[test]
@@ -443,6 +447,19 @@ fn of_two_workers_one_sends_the_probe_and_both_hear_what_it_came_to() {
 }
 
 #[test]
+fn a_worker_that_joins_knows_who_is_out_before_its_first_choice() {
+    let world = World::new();
+    let mut one = Worker::<Pick>::of(&world, CONFIG).unwrap();
+    let dead = trip(&mut one);
+    let mut two = Worker::<Pick>::of(&world, CONFIG).unwrap();
+    assert!((0..20).all(|prompt| !comes_to(&mut two, 30 + prompt, "200", 0).contains(&dead)));
+    drop(one);
+    // It is alone, and its VM is loaded anew.
+    let mut again = Worker::<Pick>::of(&world, CONFIG).unwrap();
+    assert!((0..20).all(|prompt| !comes_to(&mut again, 30 + prompt, "200", 0).contains(&dead)));
+}
+
+#[test]
 fn when_all_ask_to_be_left_alone_the_client_is_told_for_how_long() {
     let mut worker = Worker::new(CONFIG);
     for retry_after in ["20", "30", "40"] {
@@ -558,4 +575,60 @@ fn a_scorer_that_has_no_endpoint_left_says_so_and_its_probes_are_told_of() {
         report.iter().any(|event| matches!(event, Event::Attempted { outcome, .. } if *outcome == ok)),
         "{report:?}"
     );
+}
+
+/// Another policy, in both a worker and those it tells.
+fn policy(policy: serde_json::Value) -> String {
+    let mut config: serde_json::Value = serde_json::from_str(CONFIG).unwrap();
+    config["choose"] = json!({"policy": policy});
+    config.to_string()
+}
+
+#[test]
+fn policies_that_learn_from_answers_learn_from_every_workers() {
+    let world = World::new();
+    let config = policy(json!("latency_based"));
+    let [mut one, mut two] = [(); 2].map(|()| Worker::<Pick>::of(&world, &config).unwrap());
+    let hear = |one: &mut Worker<Pick>, two: &mut Worker<Pick>| {
+        for _ in 0..2 {
+            one.hear(0);
+            two.hear(1);
+        }
+    };
+    for exchange in [ask(&mut one, 50), ask(&mut two, 51)] {
+        one.finish(exchange);
+    }
+    hear(&mut one, &mut two);
+    // The second endpoint writes ten tokens in a tenth of the time.
+    for (from, ms) in [("10.0.0.1:1", 1_000), ("10.0.0.2:1", 100)] {
+        let mut exchange = loop {
+            let exchange = ask(&mut one, 1);
+            if destination(&exchange)[0] == from {
+                break exchange;
+            }
+            one.finish(exchange);
+        };
+        hear(&mut one, &mut two);
+        world.pass(Duration::from_millis(ms));
+        one.response(&mut exchange, from, &[(":status", "200")]);
+        one.piece(&mut exchange, b"x", true);
+        exchange.see().set_property(wire::USAGE, b"status=complete input=9 cached=0 output=10 reasoning=0");
+        one.finish(exchange);
+        hear(&mut one, &mut two);
+    }
+    for worker in [&mut one, &mut two] {
+        for prompt in 60..70 {
+            let exchange = ask(worker, prompt);
+            assert_eq!(destination(&exchange)[0], "10.0.0.2:1");
+            worker.finish(exchange);
+        }
+    }
+}
+
+#[test]
+fn endpoints_are_asked_how_they_are_only_where_the_policy_wants_to_know() {
+    let mut worker = Worker::new(&policy(json!("client_side_weighted_round_robin")));
+    assert_eq!(ask(&mut worker, 1).see().header(wire::ORCA_FORMAT), ["JSON"]);
+    let mut worker = Worker::new(CONFIG);
+    assert!(ask(&mut worker, 1).see().header(wire::ORCA_FORMAT).is_empty());
 }

@@ -10,6 +10,7 @@ mod fields;
 mod filters;
 mod istio;
 mod plugin;
+mod policy;
 mod report;
 mod walk;
 
@@ -23,6 +24,8 @@ use weir::invalid::Invalid;
 
 /// What a part of a file that configures a scorer is called.
 const SCORER: &str = "scorer";
+/// What a policy in a file of its own is called.
+const POLICY: &str = "policy";
 
 /// What was made of one file.
 pub fn file(file: &Path, envoy: Option<&Path>) -> Report {
@@ -70,6 +73,9 @@ fn document(document: &Value, at: &str, report: &mut Report) {
     let Some(map) = document.as_object() else {
         return report.error(at, "not an object");
     };
+    if map.get("kind").is_some_and(|kind| kind == "EndpointPickerConfig") {
+        return policy::document(document, at, report);
+    }
     if let Some(kind) = map.get("kind").and_then(Value::as_str).filter(|_| map.contains_key("apiVersion")) {
         return istio::manifest(kind, map, at, report);
     }
@@ -102,6 +108,7 @@ fn some_keys(map: &Map<String, Value>) -> String {
 fn scorer(document: &Value, at: &str, report: &mut Report) {
     match scorer::Config::read_document(document.clone()) {
         Ok(config) => {
+            policy::notes(document, at, report);
             let effective = serde_json::to_value(config).unwrap_or_default();
             report.parts.push(Part { of: SCORER, at: at.to_owned(), effective });
         }

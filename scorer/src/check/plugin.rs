@@ -3,7 +3,7 @@
 use super::filters::{self, Filter};
 use super::report::{Part, Report, join};
 use super::walk::get;
-use super::{fields, hinted};
+use super::{fields, hinted, policy};
 use serde_json::{Map, Value};
 
 /// The plugin in `map`, an Envoy `PluginConfig`, under a listener that buffers `buffer_bytes`.
@@ -40,6 +40,9 @@ pub(super) fn check(map: &Map<String, Value>, at: &str, buffer_bytes: Option<u64
 pub(super) fn read(filter: &'static Filter, json: &[u8], at: &str, report: &mut Report) -> Option<Value> {
     match (filter.read)(json) {
         Ok(effective) => {
+            if let Ok(value) = serde_json::from_slice(json) {
+                policy::notes(&value, at, report);
+            }
             let part = Part { of: filter.name, at: at.to_owned(), effective: effective.clone() };
             report.parts.push(part);
             Some(effective)

@@ -19,7 +19,7 @@ pub struct Report {
 /// A configuration of ours.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
-    /// Whose it is: a filter's name, or `scorer`.
+    /// Whose it is: a filter's name, `scorer`, or `policy`.
     pub of: &'static str,
     /// Its place in the file.
     pub at: String,
@@ -38,23 +38,23 @@ impl Report {
 
     /// The file's parts in a few words: `3 filters: extract, pick, meter`.
     pub fn summary(&self) -> String {
+        let of = |what: &str| self.parts.iter().filter(|part| part.of == what).count();
+        let others = [(of(super::SCORER), "scorer", "scorers"), (of(super::POLICY), "policy", "policies")];
+        let filters: Vec<&str> = self.parts.iter().map(|part| part.of).collect();
         let filters: Vec<&str> =
-            self.parts.iter().map(|part| part.of).filter(|of| *of != super::SCORER).collect();
-        match self.parts.len() - filters.len() {
-            0 if filters.is_empty() => "0 filters".into(),
-            0 => format!("{}: {}", counted(filters.len(), "filter"), filters.join(", ")),
-            scorers if filters.is_empty() => counted(scorers, "scorer"),
-            scorers => {
-                let filters = format!("{}: {}", counted(filters.len(), "filter"), filters.join(", "));
-                format!("{filters}; {}", counted(scorers, "scorer"))
-            }
+            filters.into_iter().filter(|of| ![super::SCORER, super::POLICY].contains(of)).collect();
+        let mut parts = Vec::new();
+        if !filters.is_empty() {
+            parts.push(format!("{}: {}", counted(filters.len(), "filter", "filters"), filters.join(", ")));
         }
+        let others = others.into_iter().filter(|(number, ..)| *number > 0);
+        parts.extend(others.map(|(number, one, many)| counted(number, one, many)));
+        if parts.is_empty() { "0 filters".into() } else { parts.join("; ") }
     }
 }
 
-fn counted(number: usize, noun: &str) -> String {
-    let plural = if number == 1 { "" } else { "s" };
-    format!("{number} {noun}{plural}")
+fn counted(number: usize, one: &str, many: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { many })
 }
 
 /// The path of `key` in the object at `at`.

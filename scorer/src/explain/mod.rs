@@ -1,12 +1,15 @@
-//! `weir explain`: what the filters would make of one request or one answer, as one line of JSON.
+//! `weir explain`: what the filters would make of one request or one answer, and the scorer of an engine's metrics, as
+//! one line of JSON.
 //!
 //! For the question "why did it go there" or "why is its usage missing" about a body at hand: the same functions
 //! of the core are called that `extract` and `meter` call.
 
+mod metrics;
 mod raw;
 mod request;
 mod response;
 
+pub use metrics::{Metrics, metrics};
 pub use raw::{Raw, RawError};
 pub use request::{Request, request};
 pub use response::{Response, response};

@@ -1,16 +1,15 @@
 //! The book: pools behind a lock, and what each call does to them.
 
 use super::metrics::Metrics;
-use super::{Config, Refused};
-use crate::clock::Clock;
+use super::{Config, Refused, Scraped};
+use crate::clock::{self, Clock};
 use serde::Serialize;
-use std::hash::{BuildHasher, Hasher};
+use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir::breaker::{Moved, Standing};
 use weir::instant::Instant;
-use weir::policy::Demand;
-use weir::pool::{Ask, Load, Pools};
+use weir::pool::{Load, Pools, Report, Said};
 use weir::wire::{Event, Reserve, Reserved};
 
 /// A running scorer.
@@ -22,7 +21,7 @@ pub struct Scorer {
 }
 
 /// What is known of one pool.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PoolLoad {
     /// Its name.
     pub name: String,
@@ -34,6 +33,8 @@ pub struct PoolLoad {
     pub out: Vec<Out>,
     /// Its endpoints, in the order of the configuration.
     pub endpoints: Vec<Load>,
+    /// What their engines said of themselves, of those that did.
+    pub engines: Vec<Said>,
 }
 
 /// An endpoint that gets nothing, or probes only.
@@ -50,9 +51,7 @@ pub struct Out {
 impl Scorer {
     /// A scorer with nothing booked.
     pub fn new(config: &Config) -> anyhow::Result<Self> {
-        // std seeds its hash maps from the system's entropy; the hash of nothing is such a seed.
-        let seed = std::hash::RandomState::new().build_hasher().finish();
-        let pools = config.pools(seed)?;
+        let pools = config.pools(clock::seed())?;
         let metrics = Metrics::new(pools.iter().map(|(name, _)| name))?;
         Ok(Self { pools: Mutex::new(pools), metrics, clock: Clock::start() })
     }
@@ -70,9 +69,7 @@ impl Scorer {
         let place = pools.of_name(&ask.pool).ok_or_else(|| Refused::UnknownPool(ask.pool.clone()))?;
         let (name, pool) = pools.get(place).ok_or_else(|| Refused::UnknownPool(ask.pool.clone()))?;
         self.metrics.expired(name, pool.expire(now));
-        let Reserve { prompt_tokens, prompt_units, output_tokens, stream, .. } = *ask;
-        let demand = Demand { prompt_tokens, prompt_units, output_tokens, stream };
-        let Some(choice) = pool.reserve(ask.lease, &Ask { blocks: &ask.blocks.0, demand }, now) else {
+        let Some(choice) = pool.reserve(ask.lease, &ask.ask(), now) else {
             let shut = pool.shut(now).ok_or_else(|| Refused::NoEndpoint(ask.pool.clone()))?;
             self.metrics.shut(name);
             return Ok(Reserved { shut: Some(shut.into()), ..Reserved::default() });
@@ -112,7 +109,10 @@ impl Scorer {
                         None => {}
                     }
                 }
-                Event::End { lease, .. } => {
+                Event::End { lease, answered, .. } => {
+                    if let Some(answered) = answered {
+                        pool.answered(*lease, answered, now);
+                    }
                     pool.end(*lease);
                 }
             }
@@ -137,6 +137,21 @@ impl Scorer {
         }
     }
 
+    /// The addresses of all endpoints, each once.
+    pub fn addresses(&self) -> BTreeSet<String> {
+        self.pools().iter().flat_map(|(_, pool)| pool.addresses()).map(str::to_owned).collect()
+    }
+
+    /// An endpoint said how it is.
+    pub fn hear(&self, address: &str, report: &Report) {
+        self.pools().iter_mut().for_each(|(_, pool)| pool.hear(address, report));
+    }
+
+    /// An endpoint was asked how it is.
+    pub fn scraped(&self, scraped: Scraped) {
+        self.metrics.scraped(scraped);
+    }
+
     /// What is known of every pool.
     pub fn loads(&self) -> Vec<PoolLoad> {
         let now = self.clock.now();
@@ -154,6 +169,7 @@ impl Scorer {
                 })
                 .collect(),
             endpoints: pool.loads(),
+            engines: pool.said(now).collect(),
         };
         self.pools().iter().map(load).collect()
     }
@@ -179,21 +195,13 @@ impl Scorer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weir::wire::Blocks;
+    use weir::policy::Demand;
+    use weir::pool::Ask;
 
     fn reserve(pool: &str) -> Reserve {
-        let events = vec![Event::End { pool: "a".into(), lease: 1 }];
-        let (pool, blocks) = (pool.to_owned(), Blocks::default());
-        Reserve {
-            pool,
-            lease: 2,
-            prompt_tokens: 10,
-            prompt_units: 1,
-            output_tokens: 0,
-            stream: true,
-            blocks,
-            events,
-        }
+        let events = vec![Event::End { pool: "a".into(), lease: 1, answered: None }];
+        let demand = Demand { prompt_tokens: 10, prompt_units: 1, stream: true, ..Demand::default() };
+        Reserve { events, ..Reserve::of(pool, 2, &Ask { blocks: &[], demand }) }
     }
 
     #[test]

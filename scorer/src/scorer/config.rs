@@ -1,5 +1,6 @@
 //! The scorer's configuration: where it listens, its pools, how they choose.
 
+use super::Signals;
 use crate::document;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -19,6 +20,9 @@ pub struct Config {
     /// How each of them counts and chooses: the same as in the filters.
     #[serde(default)]
     pub choose: pool::Config,
+    /// How engines are asked how they are; without this they are not, and what was sent to them is all that is known.
+    #[serde(default)]
+    pub signals: Option<Signals>,
 }
 
 fn loopback() -> SocketAddr {
@@ -35,6 +39,9 @@ impl Config {
     pub fn read_document(document: Value) -> Result<Self, Invalid> {
         let config: Self = read_value(document)?;
         config.pools(0)?;
+        if config.signals.as_ref().is_some_and(|signals| !signals.path.starts_with('/')) {
+            return Err(Invalid::new("signals.path", "a path begins with `/`"));
+        }
         Ok(config)
     }
 
@@ -58,6 +65,10 @@ mod tests {
         let cases = [
             ("pools: []", "pools: empty"),
             ("listen: 127.0.0.1:1", "missing field `pools`"),
+            (
+                "{signals: {path: metrics}, pools: [{name: a, models: [], endpoints: ['[::1]:1']}]}",
+                "signals.path: a path begins",
+            ),
             ("{pools: [{name: a, models: [], endpoints: []}]}", "pools[0].endpoints: empty"),
             ("{pools: [{name: a, models: [], endpoints: [x]}]}", "pools[0].endpoints[0]: \"x\" is not an IP"),
             ("{pools: [{nam: a}]}", "pools[0].nam: unknown field `nam`"),

@@ -4,9 +4,10 @@
 //! away again, the endpoints, is not kept here: each reading makes those gauges anew from the book, and an
 //! endpoint that left is simply not among them.
 
-use super::{PoolLoad, Refused};
+use super::{PoolLoad, Refused, Scraped};
 use prometheus::{
-    Histogram, HistogramOpts, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder, core::Collector,
+    GaugeVec, Histogram, HistogramOpts, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
+    core::Collector,
 };
 use std::time::Duration;
 
@@ -24,6 +25,7 @@ pub(super) struct Metrics {
     trips: IntCounterVec,
     shut: IntCounterVec,
     reserve_seconds: Histogram,
+    scrapes: IntCounterVec,
 }
 
 impl Metrics {
@@ -50,6 +52,14 @@ impl Metrics {
         );
         let reserve_seconds =
             registered(&registry, Histogram::with_opts(seconds.buckets(BUCKETS.to_vec()))?)?;
+        let scrapes = count(
+            "weir_scorer_scrapes_total",
+            "Endpoints asked how they are, by what came of it: good, unknown, failed.",
+            "outcome",
+        )?;
+        for outcome in Scraped::OUTCOMES {
+            scrapes.with_label_values(&[outcome]);
+        }
         for pool in pools {
             reservations.with_label_values(&[pool]);
             for counter in [&expired, &trips, &shut] {
@@ -59,7 +69,7 @@ impl Metrics {
         for reason in Refused::REASONS {
             refused.with_label_values(&[reason]);
         }
-        Ok(Self { registry, reservations, refused, expired, trips, shut, reserve_seconds })
+        Ok(Self { registry, reservations, refused, expired, trips, shut, reserve_seconds, scrapes })
     }
 
     pub(super) fn reserved(&self, pool: &str) {
@@ -82,6 +92,10 @@ impl Metrics {
         if leases > 0 {
             self.expired.with_label_values(&[pool]).inc_by(leases as u64);
         }
+    }
+
+    pub(super) fn scraped(&self, scraped: Scraped) {
+        self.scrapes.with_label_values(&[scraped.name()]).inc();
     }
 
     pub(super) fn took(&self, time: Duration) {
@@ -111,6 +125,22 @@ impl Metrics {
             "Tokens of prefixes believed to be in the endpoint's cache.",
             &of_endpoint,
         )?;
+        let real =
+            |name: &str, help: &str| registered(&book, GaugeVec::new(Opts::new(name, help), &of_endpoint)?);
+        let waiting = real("weir_scorer_engine_waiting", "Requests queued in the engine, as it last said.")?;
+        let running = real("weir_scorer_engine_running", "Requests in the engine's batch, as it last said.")?;
+        let kv_usage = real(
+            "weir_scorer_engine_kv_usage",
+            "Part of the engine's KV memory in use, from 0 to 1, as it last said.",
+        )?;
+        let sent_since = real(
+            "weir_scorer_engine_sent_since",
+            "Requests sent to the engine since it said so, and not ended.",
+        )?;
+        let age = real(
+            "weir_scorer_engine_age_seconds",
+            "Since the engine said so; one that is silent, or said so too long ago, is not here.",
+        )?;
         let out = gauge(
             "weir_scorer_endpoint_out",
             "1 where an endpoint gets nothing, or probes only.",
@@ -118,6 +148,21 @@ impl Metrics {
         )?;
         let probes = gauge("weir_scorer_probes", "Probes out.", &["pool"])?;
         for pool in loads {
+            for said in &pool.engines {
+                let labels = [&pool.name, &said.address];
+                let numbers = [
+                    (&waiting, said.waiting.map(f64::from)),
+                    (&running, said.running.map(f64::from)),
+                    (&kv_usage, said.kv_usage),
+                    (&sent_since, Some(f64::from(said.sent_since))),
+                    (&age, Some(said.age_ms as f64 / 1000.0)),
+                ];
+                for (gauge, number) in numbers {
+                    if let Some(number) = number {
+                        gauge.with_label_values(&labels).set(number);
+                    }
+                }
+            }
             let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
             leases.with_label_values(&[&pool.name]).set(number(pool.leases as u64));
             probes.with_label_values(&[&pool.name]).set(i64::from(pool.probes));

@@ -12,11 +12,13 @@ mod book;
 mod config;
 mod metrics;
 mod routes;
+mod scrape;
 mod watch;
 
 pub use book::{PoolLoad, Scorer};
 pub use config::Config;
 pub use routes::Refused;
+pub use scrape::{Config as Signals, Scraped, scrape};
 pub use watch::Watch;
 
 use anyhow::Context;
@@ -46,6 +48,9 @@ pub fn run(file: &Path, listen: Option<SocketAddr>) -> anyhow::Result<()> {
             TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
         let scorer = Arc::new(Scorer::new(&config)?);
         let stop = told_to_stop()?;
+        if let Some(signals) = config.signals.clone() {
+            tokio::spawn(scrape(Arc::clone(&scorer), signals));
+        }
         tokio::spawn(Watch::new(file, text, config).follow(Arc::clone(&scorer), LOOK));
         // Whoever started it may not read what it says: that is no reason to end.
         let _ = writeln!(std::io::stdout(), "weir scorer listening on {}", listener.local_addr()?);

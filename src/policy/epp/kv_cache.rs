@@ -1,0 +1,22 @@
+//! `kv-cache-utilization-scorer`: free KV memory.
+//!
+//! ```text
+//! score = 1 - KV usage
+//! ```
+//!
+//! In llm-d an engine that says nothing has usage 0, and the best score. Here it gets the mean of the others.
+
+use crate::policy::{Round, Score, scale};
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Free {}
+
+impl Score for Free {
+    fn score(&mut self, round: &Round<'_>, scores: &mut [f64]) {
+        scale::known_or_mean(round, scores, |candidate| {
+            candidate.kv_usage().map(|usage| (1.0 - usage).clamp(0.0, 1.0))
+        });
+    }
+}

@@ -1,0 +1,319 @@
+//! Every plugin of llm-d by its type.
+
+use super::super::pickers::{Any, Best, Share};
+use super::super::{Keep, Pick, Score};
+use super::disagg::{self, Decider, Handler};
+use super::{
+    affinity, checked, context_length, keep, kv_cache, labels, latency, load, no_hit_lru, prefix, relative,
+};
+use super::{score, session, utilization};
+use crate::invalid::Invalid;
+use crate::policy::lora::LoraAffinity;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::num::NonZeroU32;
+
+/// A plugin.
+pub(super) struct Plugin {
+    pub(super) kind: &'static str,
+    /// Names it had.
+    also: &'static [&'static str],
+    /// Parameters that llm-d knows and that are another part's here, with what that is.
+    passed: &'static [(&'static str, &'static str)],
+    pub(super) make: Make,
+    /// Reads its parameters and gives them back with defaults.
+    check: fn(Value) -> Result<Value, Invalid>,
+}
+
+/// A scorer, and what it leaves out, if anything.
+pub(super) type Scored = (Box<dyn Score>, Option<Box<dyn Keep>>);
+
+/// What becomes of it.
+#[derive(Clone, Copy)]
+pub(super) enum Make {
+    /// A scorer, which may leave candidates out as well.
+    Score(fn(Value) -> Result<Scored, Invalid>),
+    Keep(fn(Value) -> Result<Box<dyn Keep>, Invalid>),
+    Pick(fn(Value) -> Result<Box<dyn Pick>, Invalid>),
+    Handler,
+    Decider(fn(Value) -> Result<Box<dyn Decider>, Invalid>),
+    /// Its work is done in another place, or always.
+    Elsewhere(&'static str),
+}
+
+/// The handler of a single profile.
+pub(super) const SINGLE: &str = "single-profile-handler";
+
+const INDEX: &[(&str, &str)] = &[
+    ("blockSize", "blocks are cut by `extract`: request.block_tokens"),
+    ("blockSizeTokens", "blocks are cut by `extract`: request.block_tokens"),
+    ("hashBlockSize", "blocks are cut by `extract`: request.block_tokens"),
+    ("autoTune", "there is nothing to tune: blocks grow with what precedes them"),
+    ("maxPrefixTokensToMatch", "`extract` hashes up to request.max_blocks blocks"),
+    ("maxPrefixBlocksToMatch", "`extract` hashes up to request.max_blocks blocks"),
+    ("lruCapacityPerServer", "the index holds choose.index_tokens tokens per endpoint"),
+    ("prefixHashSource", "hashes come from `extract`"),
+];
+const EVENTS: &[(&str, &str)] = &[
+    ("speculativeIndexing", "what was sent counts as cached at once"),
+    ("speculativeTTL", "what was sent counts as cached at once"),
+    ("tokenProcessorConfig", "blocks are cut by `extract`"),
+    ("kvEventsConfig", "KV events are not read: the index is built from what was sent"),
+    ("indexerConfig", "the index holds choose.index_tokens tokens per endpoint"),
+];
+const TOKENS: &[(&str, &str)] = &[
+    ("modelName", "tokens are estimated by `extract`"),
+    ("backend", "tokens are estimated by `extract`"),
+    ("vllm", "tokens are estimated by `extract`"),
+    ("estimate", "tokens are estimated by `extract`"),
+    ("udsTokenizerConfig", "tokens are estimated by `extract`"),
+    ("tokenizersPoolConfig", "tokens are estimated by `extract`"),
+];
+const SCRAPE: &[(&str, &str)] = &[
+    ("scheme", "the scorer's `signals` says where metrics are"),
+    ("path", "the scorer's `signals` says where metrics are"),
+    ("port", "the scorer's `signals` says where metrics are"),
+    ("insecureSkipVerify", "the scorer's `signals` says where metrics are"),
+    ("interval", "the scorer's `signals` says how often"),
+    ("engineConfigs", "engines are known by the names of their metrics"),
+    ("defaultEngine", "engines are known by the names of their metrics"),
+    ("engineLabelKey", "engines are known by the names of their metrics"),
+];
+const IN_FLIGHT: &[(&str, &str)] = &[
+    ("addEstimatedOutputTokens", "prompt tokens are counted"),
+    ("outputRatio", "prompt tokens are counted"),
+    ("inFlightLoadProducerName", "the pool's own leases are counted"),
+];
+const PREDICTED: &[(&str, &str)] = &[
+    ("samplingMean", "latency is learned from every answer"),
+    ("sloBufferFactor", "the objective is taken as it is"),
+    ("contextTTL", "leases end by themselves after choose.lease_ms"),
+    ("streamingMode", "streams show their first token, others their end"),
+    ("endpointRoleLabel", "roles are for filters"),
+];
+const PREFIX: &[(&str, &str)] = &[
+    ("prefixMatchInfoProducerName", "there is one index"),
+    ("blockSize", "blocks are cut by `extract`: request.block_tokens"),
+    ("blockSizeTokens", "blocks are cut by `extract`: request.block_tokens"),
+    ("hashBlockSize", "blocks are cut by `extract`: request.block_tokens"),
+    ("autoTune", "there is nothing to tune: blocks grow with what precedes them"),
+    ("maxPrefixTokensToMatch", "`extract` hashes up to request.max_blocks blocks"),
+    ("maxPrefixBlocksToMatch", "`extract` hashes up to request.max_blocks blocks"),
+    ("lruCapacityPerServer", "the index holds choose.index_tokens tokens per endpoint"),
+    ("speculativeIndexing", "what was sent counts as cached at once"),
+    ("tokenProcessorConfig", "blocks are cut by `extract`"),
+    ("kvEventsConfig", "KV events are not read: the index is built from what was sent"),
+    ("indexerConfig", "the index holds choose.index_tokens tokens per endpoint"),
+];
+const ONE_INDEX: &[(&str, &str)] = &[("prefixMatchInfoProducerName", "there is one index")];
+const SESSION: &[(&str, &str)] = &[
+    ("algorithm", "the session is the one that `extract` publishes; nothing is written to the client"),
+    ("mode", "the session is the one that `extract` publishes; nothing is written to the client"),
+    ("headerName", "`extract` says which header names the session"),
+    ("profileName", "an instance belongs to the profile that names it"),
+    ("evictionSweepSeconds", "bindings are forgotten as others come"),
+    ("missThreshold", "a binding is followed whenever its endpoint may be chosen"),
+];
+
+const fn row(kind: &'static str, make: Make, check: fn(Value) -> Result<Value, Invalid>) -> Plugin {
+    Plugin { kind, also: &[], passed: &[], make, check }
+}
+
+impl Plugin {
+    const fn also(self, also: &'static [&'static str]) -> Self {
+        Self { also, ..self }
+    }
+
+    const fn passed(self, passed: &'static [(&'static str, &'static str)]) -> Self {
+        Self { passed, ..self }
+    }
+
+    /// Reads parameters: gives them with defaults, and what is said of those that are another part's.
+    pub(super) fn read(&self, mut parameters: Map<String, Value>) -> Result<(Value, Vec<Invalid>), Invalid> {
+        let mut notes = Vec::new();
+        for (name, why) in self.passed {
+            if parameters.remove(*name).is_some() {
+                notes.push(Invalid::new(format!("parameters.{name}"), format!("not used: {why}")));
+            }
+        }
+        if let Make::Elsewhere(why) = self.make {
+            notes.push(Invalid::new("type", format!("not needed: {why}")));
+        }
+        let read = (self.check)(Value::Object(parameters)).map_err(|invalid| invalid.within("parameters"))?;
+        Ok((read, notes))
+    }
+}
+
+/// Without parameters.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct Nothing {}
+
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+struct Picker {
+    /// How many are named: `choose.attempts` says so here, and is not less.
+    max_num_of_endpoints: NonZeroU32,
+}
+
+impl Default for Picker {
+    fn default() -> Self {
+        Self { max_num_of_endpoints: NonZeroU32::MIN }
+    }
+}
+
+const ELSEWHERE: fn(Value) -> Result<Value, Invalid> = checked::<Nothing>;
+
+const fn elsewhere(kind: &'static str, why: &'static str) -> Plugin {
+    row(kind, Make::Elsewhere(why), ELSEWHERE)
+}
+
+static PLUGINS: &[Plugin] = &[
+    // Scorers.
+    row("queue-scorer", Make::Score(score::<relative::Waiting>), checked::<relative::Waiting>)
+        .also(&["queue"]),
+    row(
+        "running-requests-size-scorer",
+        Make::Score(score::<relative::Running>),
+        checked::<relative::Running>,
+    )
+    .also(&["running-requests-scorer"]),
+    row("kv-cache-utilization-scorer", Make::Score(score::<kv_cache::Free>), checked::<kv_cache::Free>)
+        .also(&["kv-cache-scorer"]),
+    row("prefix-cache-scorer", Make::Score(score::<prefix::Prefix>), checked::<prefix::Prefix>)
+        .also(&["prefix-cache", "precise-prefix-cache-scorer"])
+        .passed(PREFIX),
+    row("load-aware-scorer", Make::Score(score::<load::LoadAware>), checked::<load::LoadAware>),
+    row("active-request-scorer", Make::Score(score::<load::ActiveRequests>), checked::<load::ActiveRequests>)
+        .passed(IN_FLIGHT),
+    row("token-load-scorer", Make::Score(score::<load::TokenLoad>), checked::<load::TokenLoad>)
+        .passed(IN_FLIGHT),
+    row("lora-affinity-scorer", Make::Score(lora), lora_parameters),
+    row("no-hit-lru-scorer", Make::Score(score::<no_hit_lru::NoHitLru>), checked::<no_hit_lru::NoHitLru>)
+        .passed(ONE_INDEX),
+    row("session-affinity-scorer", Make::Score(score::<session::Session>), checked::<session::Session>)
+        .passed(SESSION),
+    row("context-length-aware", Make::Score(context_length::make), checked::<context_length::ContextLength>),
+    row("latency-scorer", Make::Score(score::<latency::Latency>), checked::<latency::Latency>),
+    // Filters.
+    row("label-selector-filter", Make::Keep(keep::<labels::Selector>), checked::<labels::Selector>)
+        .also(&["by-label-selector"]),
+    row("by-label", Make::Keep(keep::<labels::ByLabel>), checked::<labels::ByLabel>),
+    row("decode-filter", Make::Keep(labels::decode), ELSEWHERE),
+    row("prefill-filter", Make::Keep(labels::prefill), ELSEWHERE),
+    row("encode-filter", Make::Keep(labels::encode), ELSEWHERE),
+    row("prefix-cache-affinity-filter", Make::Keep(keep::<affinity::Sticky>), checked::<affinity::Sticky>)
+        .passed(&[
+            ("prefixMatchInfoProducerName", "there is one index"),
+            ("inFlightLoadProducerName", "the pool's own leases are counted"),
+        ]),
+    row("session-affinity-filter", Make::Keep(keep::<session::Session>), checked::<session::Session>)
+        .passed(SESSION),
+    row("utilization-filter", Make::Keep(keep::<utilization::Filter>), checked::<utilization::Filter>)
+        .passed(IN_FLIGHT),
+    row("utilization-detector", Make::Keep(keep::<utilization::Detector>), checked::<utilization::Detector>),
+    row("slo-headroom-tier-filter", Make::Keep(keep::<latency::Tier>), checked::<latency::Tier>),
+    // Pickers.
+    row("max-score-picker", Make::Pick(|_| Ok(Box::new(Best))), checked::<Picker>).also(&["max-score"]),
+    row("random-picker", Make::Pick(|_| Ok(Box::new(Any))), checked::<Picker>).also(&["random"]),
+    row("weighted-random-picker", Make::Pick(|_| Ok(Box::<Share>::default())), checked::<Picker>),
+    // Profile handlers and what decides for them.
+    row(SINGLE, Make::Handler, ELSEWHERE).also(&["single-profile"]),
+    row("disagg-profile-handler", Make::Handler, checked::<Handler>),
+    row("pd-profile-handler", Make::Handler, disagg::old_handler),
+    row("prefix-based-pd-decider", Make::Decider(disagg::by_prefix), checked::<disagg::ByPrefix>),
+    row("always-disagg-pd-decider", Make::Decider(disagg::always), ELSEWHERE),
+    row("load-based-pd-decider", Make::Decider(disagg::by_load), checked::<disagg::ByLoad>),
+    // Work that is done elsewhere here.
+    elsewhere("disagg-headers-handler", "`pick` sets x-prefiller-host-port itself")
+        .also(&["prefill-header-handler", "prefill-header"])
+        .passed(&[("prefillProfile", "the handler names it"), ("encodeProfile", "encode is not split off")]),
+    elsewhere("openai-parser", "`extract` knows each dialect by its path"),
+    elsewhere("anthropic-parser", "`extract` knows each dialect by its path"),
+    elsewhere("vllmhttp-parser", "`extract` knows each dialect by its path"),
+    elsewhere("sglanghttp-parser", "`extract` knows each dialect by its path"),
+    elsewhere("passthrough-parser", "what `extract` does not know passes untouched"),
+    elsewhere("token-producer", "tokens are estimated by `extract`").also(&["tokenizer"]).passed(TOKENS),
+    elsewhere("approx-prefix-cache-producer", "there is one index, built from what was sent").passed(INDEX),
+    elsewhere(
+        "precise-prefix-cache-producer",
+        "KV events are not read yet: the index is built from what was sent",
+    )
+    .passed(EVENTS),
+    elsewhere("inflight-load-producer", "leases count it, booked with the choice").passed(IN_FLIGHT),
+    elsewhere("session-id-producer", "`extract` publishes the session")
+        .passed(&[("headerName", "`extract` says which header names the session")]),
+    elsewhere("agent-identity", "`extract` publishes session and tenant")
+        .passed(&[("additionalSessionHeaders", "`extract` says which headers name the session")]),
+    elsewhere("predicted-latency-producer", "latency is learned from answers, without a model")
+        .also(&["latency-predictor-producer", "latency-predictor"])
+        .passed(PREDICTED),
+    elsewhere("metrics-data-source", "the scorer scrapes engines").passed(SCRAPE),
+    elsewhere("core-metrics-extractor", "engines are known by the names of their metrics").passed(SCRAPE),
+    elsewhere("endpoint-notification-source", "endpoints come from the pool's list"),
+];
+
+/// What llm-d has and Weir has not, and why.
+const NOT_CARRIED: &[(&str, &str)] = &[
+    ("endpoint-attribute-scorer", "attributes of other exporters (GPU) are not scraped"),
+    ("endpoint-attribute-filter", "attributes of other exporters (GPU) are not scraped"),
+    ("dcgm-data-source", "other exporters are not scraped"),
+    ("dcgm-extractor", "other exporters are not scraped"),
+    ("models-data-source", "model lists are not read"),
+    ("models-data-extractor", "model lists are not read"),
+    ("models-responder", "a GET of /v1/models is answered by one endpoint"),
+    (
+        "mm-embeddings-cache-scorer",
+        "caches of image embeddings are not followed; images count as prefix blocks",
+    ),
+    ("mm-embeddings-cache-producer", "caches of image embeddings are not followed"),
+    (
+        "burst-prefix-cache-producer",
+        "requests are not held to be grouped; what was sent counts as cached at once",
+    ),
+    ("p2p-source-producer", "caches are not moved between engines"),
+    ("topology-affinity-scorer", "use labels and label-selector-filter"),
+    ("topology-affinity-filter", "use labels and label-selector-filter"),
+    ("header-label-affinity-scorer", "pick reads no headers of clients"),
+    ("header-profile-handler", "pick reads no headers of clients"),
+    ("data-parallel-profile-handler", "list each rank as an endpoint of its own"),
+    ("dp-rank-header-handler", "list each rank as an endpoint of its own"),
+    ("always-disagg-multimodal-decider", "encode is not split off"),
+    ("latency-slo-admitter", "nothing is refused for its objective"),
+    ("probabilistic-admitter", "nothing is refused by saturation; see limit"),
+    ("concurrency-detector", "admission by saturation is not built"),
+    ("thunder-agent", "admission of agents' turns is not built"),
+    ("disaggregatedset-rollout-screener", "rollouts are not known"),
+    ("vllmgrpc-parser", "gRPC passes untouched"),
+    ("vertexai-parser", "its path is not a dialect"),
+];
+
+/// The plugin of a type.
+pub(super) fn plugin(kind: &str) -> Result<&'static Plugin, Invalid> {
+    if let Some(plugin) = PLUGINS.iter().find(|plugin| plugin.kind == kind || plugin.also.contains(&kind)) {
+        return Ok(plugin);
+    }
+    if let Some((_, why)) = NOT_CARRIED.iter().find(|(known, _)| *known == kind) {
+        return Err(Invalid::new("type", format!("{kind} is not carried: {why}")));
+    }
+    let known: Vec<&str> = PLUGINS.iter().map(|plugin| plugin.kind).collect();
+    Err(Invalid::new("type", format!("unknown plugin {kind:?}; expected one of {}", known.join(", "))))
+}
+
+#[cfg(test)]
+/// Every type that is known, and whether it runs, is done elsewhere, or is not carried.
+pub(super) fn types() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let carried = PLUGINS.iter().map(|plugin| match plugin.make {
+        Make::Elsewhere(_) => (plugin.kind, "elsewhere"),
+        _ => (plugin.kind, "runs"),
+    });
+    carried.chain(NOT_CARRIED.iter().map(|(kind, _)| (*kind, "not carried")))
+}
+
+fn lora(parameters: Value) -> Result<Scored, Invalid> {
+    score::<LoraAffinity>(parameters)
+}
+
+fn lora_parameters(parameters: Value) -> Result<Value, Invalid> {
+    checked::<LoraAffinity>(parameters)
+}

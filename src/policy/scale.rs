@@ -1,0 +1,64 @@
+//! Costs and guesses to scores.
+
+use super::{Candidate, Round};
+
+/// Fills `scores` with a number per candidate.
+pub(super) fn fill(round: &Round<'_>, scores: &mut [f64], number: impl Fn(&Candidate) -> f64) {
+    for (score, candidate) in scores.iter_mut().zip(round.candidates) {
+        *score = number(candidate);
+    }
+}
+
+/// Turns costs, where less is better, into scores: the cheapest gets 1, the dearest 0; all alike get 1. What costs no
+/// finite number gets 0, and is dearer than all that do.
+pub(super) fn cheapest_first(costs: &mut [f64]) {
+    let finite = || costs.iter().copied().filter(|cost| cost.is_finite());
+    let (low, high) = finite().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), c| (l.min(c), h.max(c)));
+    let least = if finite().count() == costs.len() { 0.0 } else { 0.1 };
+    let span = high - low;
+    for cost in costs {
+        *cost = match (cost.is_finite(), span > 0.0) {
+            (false, _) => 0.0,
+            (true, true) => least + (1.0 - least) * (high - *cost) / span,
+            (true, false) => 1.0,
+        };
+    }
+}
+
+/// Turns weights into scores in proportion: the heaviest gets 1.
+pub(super) fn in_proportion(weights: &mut [f64]) {
+    let most = weights.iter().copied().filter(|weight| weight.is_finite()).fold(0.0, f64::max);
+    for weight in weights {
+        *weight = if most > 0.0 && weight.is_finite() { (*weight / most).clamp(0.0, 1.0) } else { 1.0 };
+    }
+}
+
+/// Fills `scores` with what is known of candidates, as `known` gives it, lowest and highest among them. Of whom nothing is
+/// known gets the mean of the others, so that it is neither flooded nor starved; if nothing is known of anybody, all get
+/// one half.
+pub(super) fn known_or_mean(
+    round: &Round<'_>,
+    scores: &mut [f64],
+    known: impl Fn(&Candidate) -> Option<f64>,
+) {
+    let (mut sum, mut count) = (0.0, 0.0);
+    for (score, candidate) in scores.iter_mut().zip(round.candidates) {
+        *score = known(candidate).map_or(f64::NAN, |score| {
+            sum += score;
+            count += 1.0;
+            score
+        });
+    }
+    let mean = if count > 0.0 { sum / count } else { 0.5 };
+    for score in scores {
+        *score = if score.is_nan() { mean } else { *score };
+    }
+}
+
+/// The lowest and the highest of what is known.
+pub(super) fn bounds(round: &Round<'_>, known: impl Fn(&Candidate) -> Option<f64>) -> Option<(f64, f64)> {
+    let all = round.candidates.iter().filter_map(known);
+    all.fold(None, |bounds: Option<(f64, f64)>, n| {
+        Some(bounds.map_or((n, n), |(low, high)| (low.min(n), high.max(n))))
+    })
+}

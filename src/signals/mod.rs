@@ -1,0 +1,196 @@
+//! What an engine says of itself: its metrics, or a header beside an answer.
+//!
+//! Engines name the same things differently, rename them, and leave them out (`engines.rs` has the table). Three rules:
+//!
+//! - What is absent is unknown, never zero: an engine whose metric was renamed must not look idle.
+//! - Data-parallel ranks are one endpoint: waiting and running are sums, KV usage is that of the fullest rank, since a
+//!   request may land there. Tensor- and pipeline-parallel ranks say the same thing again, so only the first counts.
+//! - Of label sets that are history (vLLM's adapters) the newest row counts.
+//!
+//! The reader of the text format is ours: the crates there are build the whole exposition as maps of strings, and use
+//! regular expressions, where a dozen lines of a thousand are wanted; and this one runs in a filter too, on text that
+//! anybody may have written (`text.rs`). For each endpoint it is bounded by the length of the text.
+
+mod engines;
+mod orca;
+mod text;
+
+pub use orca::{HEADER as ORCA_HEADER, read as orca};
+
+use crate::instant::Instant;
+use crate::policy::Signals;
+use crate::pool::{Adapters, Report};
+use crate::wire;
+use engines::{ENGINES, Engine, Metric};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use text::Sample;
+
+/// An engine's metrics, read.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Reading {
+    /// What it is, by the names of its metrics: `vllm`, `sglang`, `trtllm`, `triton`, `llamacpp`.
+    pub engine: Option<&'static str>,
+    /// Requests queued in it.
+    pub waiting: Option<f64>,
+    /// Requests in its batch.
+    pub running: Option<f64>,
+    /// Part of its KV memory in use, from 0 to 1.
+    pub kv_usage: Option<f64>,
+    /// Tokens that its KV memory holds.
+    pub kv_tokens: Option<u64>,
+    /// Its LoRA adapters.
+    pub adapters: Option<Lora>,
+    /// The same by data-parallel rank, where there are several.
+    pub ranks: Option<BTreeMap<String, Rank>>,
+    /// Counters that only grow while it lives.
+    #[serde(skip)]
+    totals: Vec<f64>,
+    /// When its process started, in seconds since 1970.
+    #[serde(skip)]
+    started: Option<f64>,
+}
+
+/// LoRA adapters of an engine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Lora {
+    /// Those with requests in the batch.
+    pub running: Vec<String>,
+    /// Those that requests wait for.
+    pub waiting: Vec<String>,
+    /// How many it can have loaded.
+    pub max: Option<usize>,
+}
+
+/// One data-parallel rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Rank {
+    /// Requests queued in it.
+    pub waiting: Option<f64>,
+    /// Requests in its batch.
+    pub running: Option<f64>,
+    /// Part of its KV memory in use.
+    pub kv_usage: Option<f64>,
+}
+
+/// Reads metrics in Prometheus's text format or OpenMetrics.
+pub fn read(text: &str) -> Reading {
+    let samples: Vec<Sample<'_>> = text::samples(text).filter(|sample| sample.value.is_finite()).collect();
+    let started = samples.iter().find(|sample| sample.name == "process_start_time_seconds");
+    let started = started.map(|sample| sample.value);
+    let is_its = |engine: &&Engine| samples.iter().any(|sample| engine.waits_or_runs(sample.name));
+    let Some(engine) = ENGINES.iter().find(is_its) else {
+        return Reading { started, ..Reading::default() };
+    };
+    let sum = |metric: &[Metric]| combined(&samples, metric, |a, b| a + b);
+    let most = |metric: &[Metric]| combined(&samples, metric, f64::max);
+    let kv_tokens = engine.kv_tokens.iter().find_map(|tokens| tokens(&samples));
+    Reading {
+        engine: Some(engine.name),
+        waiting: sum(engine.waiting),
+        running: sum(engine.running),
+        kv_usage: most(engine.kv_usage),
+        kv_tokens: kv_tokens.filter(|tokens| *tokens > 0.0).map(|tokens| tokens as u64),
+        adapters: adapters(&samples, engine),
+        ranks: ranks(&samples, engine),
+        totals: engine.totals.iter().map(|metric| sum(&[*metric]).unwrap_or(f64::NAN)).collect(),
+        started,
+    }
+}
+
+/// All series of the first of these metrics that there is, made one. Ranks that repeat another are left out.
+fn combined(samples: &[Sample<'_>], metrics: &[Metric], with: fn(f64, f64) -> f64) -> Option<f64> {
+    metrics.iter().find_map(|metric| {
+        let series = samples.iter().filter(|sample| metric.is_in(sample) && !repeats(sample));
+        series.map(|sample| sample.value).reduce(with)
+    })
+}
+
+/// Whether a series is of a tensor- or pipeline-parallel rank other than the first.
+fn repeats(sample: &Sample<'_>) -> bool {
+    ["tp_rank", "pp_rank"].iter().any(|label| sample.label(label).is_some_and(|rank| rank != "0"))
+}
+
+fn rank_of(sample: &Sample<'_>) -> Option<String> {
+    ["engine", "dp_rank"].iter().find_map(|label| sample.label(label)).map(|rank| rank.into_owned())
+}
+
+fn ranks(samples: &[Sample<'_>], engine: &Engine) -> Option<BTreeMap<String, Rank>> {
+    let metrics = engine.waiting.iter().chain(engine.running).chain(engine.kv_usage);
+    let all: Vec<Metric> = metrics.copied().collect();
+    let of_rank = samples.iter().filter(|sample| all.iter().any(|metric| metric.is_in(sample)));
+    let names: std::collections::BTreeSet<String> = of_rank.filter_map(rank_of).collect();
+    if names.len() < 2 {
+        return None;
+    }
+    let rank = |name: &String| {
+        let own = samples.iter().filter(|sample| rank_of(sample).as_ref() == Some(name));
+        let own: Vec<Sample<'_>> = own.copied().collect();
+        let sum = |metric: &[Metric]| combined(&own, metric, |a, b| a + b);
+        let kv_usage = combined(&own, engine.kv_usage, f64::max);
+        Rank { waiting: sum(engine.waiting), running: sum(engine.running), kv_usage }
+    };
+    Some(names.iter().map(|name| (name.clone(), rank(name))).collect())
+}
+
+/// The newest row of each rank: the value is the time at which it was written.
+fn adapters(samples: &[Sample<'_>], engine: &Engine) -> Option<Lora> {
+    let rows = samples.iter().filter(|sample| Some(sample.name) == engine.lora);
+    let mut newest: BTreeMap<Option<String>, &Sample<'_>> = BTreeMap::new();
+    for row in rows {
+        let held = newest.entry(rank_of(row)).or_insert(row);
+        if row.value >= held.value {
+            *held = row;
+        }
+    }
+    let mut lora: Option<Lora> = None;
+    for row in newest.values() {
+        let lora = lora.get_or_insert_default();
+        let names = |label: &str| -> Vec<String> {
+            let listed = row.label(label).unwrap_or_default();
+            let names = listed.split(',').map(str::trim).filter(|name| !name.is_empty());
+            names.map(str::to_owned).collect()
+        };
+        for (into, label) in
+            [(&mut lora.running, "running_lora_adapters"), (&mut lora.waiting, "waiting_lora_adapters")]
+        {
+            into.extend(names(label).into_iter().filter(|name| !into.contains(name)).collect::<Vec<_>>());
+        }
+        let max = row.label("max_lora").and_then(|max| max.parse().ok());
+        lora.max = max.or(lora.max);
+    }
+    lora
+}
+
+impl Reading {
+    /// What a pool is told of it; `at` is when the engine was asked.
+    pub fn report(&self, at: Instant) -> Report {
+        let whole = |number: Option<f64>| number.map(|n| n.clamp(0.0, f64::from(u32::MAX)) as u32);
+        let hashes = |names: &[String]| names.iter().map(|name| wire::name_hash(name)).collect();
+        Report {
+            at,
+            signals: Signals {
+                waiting: whole(self.waiting),
+                running: whole(self.running),
+                kv_usage: self.kv_usage.map(|usage| usage.clamp(0.0, 1.0)),
+                kv_tokens: self.kv_tokens,
+                ..Signals::default()
+            },
+            adapters: self.adapters.as_ref().map(|lora| Adapters {
+                resident: hashes(&lora.running),
+                waiting: hashes(&lora.waiting),
+                most: lora.max,
+            }),
+            totals: self.totals.clone(),
+            started: self.started,
+        }
+    }
+
+    /// Whether it says anything of load.
+    pub fn says_anything(&self) -> bool {
+        self.waiting.is_some() || self.running.is_some() || self.kv_usage.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests;

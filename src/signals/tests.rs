@@ -1,0 +1,47 @@
+use super::*;
+#[cfg(target_arch = "wasm32")]
+use wasm_bindgen_test::wasm_bindgen_test as test;
+
+#[test]
+fn what_is_absent_is_unknown_and_never_zero() {
+    let reading = read("vllm:num_requests_running{engine=\"0\"} 9\nvllm:num_requests_waiting NaN\n");
+    assert_eq!((reading.waiting, reading.running, reading.kv_usage), (None, Some(9.0), None));
+    assert_eq!(read("process_resident_memory_bytes 5\n"), Reading::default());
+    assert!(!read("<html>not found</html>").says_anything());
+}
+
+#[test]
+fn ranks_are_summed_where_they_differ_and_not_where_they_repeat() {
+    let text = "sglang:num_queue_reqs{tp_rank=\"0\",dp_rank=\"0\"} 3\nsglang:num_queue_reqs{tp_rank=\"1\",dp_rank=\"0\"} 3\n\
+                sglang:num_queue_reqs{tp_rank=\"0\",dp_rank=\"1\"} 4\nsglang:token_usage{tp_rank=\"0\",dp_rank=\"0\"} 0.9\n\
+                sglang:token_usage{tp_rank=\"0\",dp_rank=\"1\"} 0.1\n";
+    let reading = read(text);
+    assert_eq!((reading.waiting, reading.kv_usage), (Some(7.0), Some(0.9)));
+    let ranks = reading.ranks.unwrap();
+    assert_eq!((ranks["0"].waiting, ranks["1"].kv_usage), (Some(3.0), Some(0.1)));
+}
+
+#[test]
+fn the_newest_row_of_adapters_counts_for_each_rank() {
+    let row = |engine: u8, running: &str, at: f64| {
+        format!(
+            "vllm:lora_requests_info{{engine=\"{engine}\",max_lora=\"2\",running_lora_adapters=\"{running}\",waiting_lora_adapters=\"\"}} {at}\n"
+        )
+    };
+    let rows = [row(0, "old", 1.0), row(0, "a,b", 3.0), row(1, "", 9.0), row(1, "c", 2.0)].concat();
+    let lora = read(&format!("vllm:num_requests_running 1\n{rows}")).adapters.unwrap();
+    assert_eq!((lora.running, lora.max), (vec!["a".to_owned(), "b".to_owned()], Some(2)));
+}
+
+#[test]
+fn the_size_of_kv_memory_is_found_for_each_engine() {
+    let tokens = |text: &str| read(text).kv_tokens;
+    let vllm =
+        "vllm:num_requests_running 1\nvllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"10\"} 1\n";
+    assert_eq!(tokens(vllm), Some(160));
+    assert_eq!(tokens("sglang:num_running_reqs 1\nsglang:max_total_num_tokens 500\n"), Some(500));
+    let trt =
+        "trtllm_num_requests_running 1\ntrtllm_kv_cache_tokens_per_block 32\ntrtllm_kv_cache_max_blocks 10\n";
+    assert_eq!(tokens(trt), Some(320));
+    assert_eq!(tokens("llamacpp:requests_processing 1\n"), None);
+}
