@@ -98,6 +98,10 @@ impl Record {
             own.parts.clear();
             own.parts.extend(claim.parts.iter().map(|part| Held { amount: part.keep, ..Held::default() }));
         }
+        // Within a turn it only grows: what the proxy keeps was granted, even if it is not remembered.
+        for (held, part) in own.parts.iter_mut().zip(&claim.parts) {
+            held.amount = held.amount.max(part.keep);
+        }
         own.until = (now + lease).nanos();
         for (at, (held, part)) in own.parts.iter_mut().zip(&claim.parts).enumerate() {
             let others: u64 = self.parts(at).fold(0, |sum, (_, held)| sum.saturating_add(held.holds()));
@@ -209,6 +213,14 @@ impl Ledger {
         };
         let keys = claims.keys.iter().map(grant).collect();
         Grants { keys, settling_ms: settling.as_nanos().div_ceil(1_000_000) as u64 }
+    }
+
+    /// Takes over what another ledger has of a key at `now`.
+    pub fn put(&mut self, claim: &Claim, record: Record, now: Instant) {
+        self.sweep(now);
+        if self.records.len() < MOST_KEYS {
+            self.records.insert((claim.rule, claim.key), record);
+        }
     }
 
     /// Keys in use.
