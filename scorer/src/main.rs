@@ -11,6 +11,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use weir_scorer::explain::{self, Raw};
+use weir_scorer::lab::{self, Lab};
 use weir_scorer::{check, document, litellm, scorer};
 
 /// Weir, an inference gateway of Envoy filters: its scorer, and its tools.
@@ -52,6 +53,9 @@ enum Command {
     /// Say what would be made of one request, one answer, or an engine's metrics, as one line of JSON.
     #[command(subcommand)]
     Explain(Explain),
+    /// Compare policies on a pool of engines in simulated time, with public traces and generated traffic.
+    #[command(subcommand)]
+    Lab(Box<Lab>),
 }
 
 #[derive(Debug, Subcommand)]
@@ -104,6 +108,7 @@ fn main() -> ExitCode {
         }
         Command::ImportLitellm { file } => import_litellm(&file).map(|()| true),
         Command::Explain(what) => explain_one(what).map(|()| true),
+        Command::Lab(what) => lab::run(*what, &say).map(|()| true),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,

@@ -30,7 +30,9 @@ use crate::breaker::{
 };
 use crate::instant::Instant;
 use crate::invalid::Invalid;
-use crate::policy::{Attributes, Candidate, Demand, Known, News, Policy, Round, Signals, SlowStart, Wants};
+use crate::policy::{
+    Attributes, Candidate, Demand, Explained, Known, News, Policy, Prefill, Round, Signals, SlowStart, Wants,
+};
 use crate::random::Random;
 use crate::wire;
 use serde::{Deserialize, Serialize, Serializer};
@@ -120,6 +122,8 @@ pub struct Choice {
     pub policy: Cow<'static, str>,
     /// The first is tried whether it serves again.
     pub probe: bool,
+    /// Where the prompt is to be computed, when that is another endpoint than the chosen one.
+    pub prefill: Option<String>,
 }
 
 /// A lease's name: unique in the pools that share it.
@@ -157,6 +161,8 @@ pub struct Pool {
     open: Vec<usize>,
     /// Attempts that came to something, newest first.
     attempts_noted: VecDeque<(LeaseId, usize, Outcome)>,
+    /// Of those the policy wanted none in the last choice.
+    unfit: bool,
 }
 
 /// One endpoint and what is believed of it.
@@ -220,6 +226,28 @@ pub struct Load {
     pub index_tokens: u64,
 }
 
+/// Why the last choice was made, as far as one candidate goes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Why {
+    /// Its address.
+    pub endpoint: String,
+    /// Requests in flight there.
+    pub in_flight: u32,
+    /// Uncached prompt tokens queued there.
+    pub queued_tokens: u64,
+    /// Tokens of the prompt that it holds.
+    pub cached_tokens: u32,
+    /// Requests queued in its engine, with what was sent since it said so.
+    pub waiting: Option<f64>,
+    /// Requests in its engine's batch, likewise.
+    pub running: Option<f64>,
+    /// Part of its KV memory in use, likewise.
+    pub kv_usage: Option<f64>,
+    /// What the policy made of it.
+    #[serde(flatten)]
+    pub explained: Explained,
+}
+
 /// What an engine said of itself, for a person or a metric.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Said {
@@ -264,6 +292,7 @@ impl Pool {
             budget: Budget::new(&config.breaker.retry_budget),
             open: Vec::new(),
             attempts_noted: VecDeque::new(),
+            unfit: false,
         };
         pool.set_endpoints(endpoints)?;
         pool.is_first = false;
@@ -373,32 +402,68 @@ impl Pool {
             let order = pool.policy.choose(&round, most, &mut pool.random);
             let first = order.first().and_then(|&at| candidates.get(at).copied());
             let place = |at: &usize| Some(candidates.get(*at)?.place);
-            (order.iter().filter_map(place).collect::<Vec<usize>>(), first)
+            let order: Vec<usize> = order.iter().filter_map(place).collect();
+            let prefill =
+                first.map_or(Prefill::There, |first| pool.policy.prefill(&round, &first, &mut pool.random));
+            pool.unfit = order.is_empty() && !places.is_empty() || prefill == Prefill::Nowhere;
+            let prefill = match prefill {
+                Prefill::At(at) => candidates.get(at).copied(),
+                Prefill::There | Prefill::Nowhere => None,
+            };
+            (order, first.filter(|_| !pool.unfit), prefill)
         };
         let open = std::mem::take(&mut self.open);
-        let (order, candidate) = match gate {
+        let (order, candidate, prefill) = match gate {
             Gate::Open => choose(self, &open, self.attempts),
             Gate::LeastBad => choose(self, &open, 1),
             Gate::Probe(place) => {
-                let (mut order, candidate) = choose(self, &[place], 1);
+                let (mut order, candidate, prefill) = choose(self, &[place], 1);
                 order.extend(choose(self, &open, self.attempts.saturating_sub(1)).0);
-                (order, candidate)
+                (order, candidate, prefill)
             }
-            Gate::Shut(_) => (Vec::new(), None),
+            Gate::Shut(_) => (Vec::new(), None, None),
         };
         (self.open, self.candidates) = (open, candidates);
         let (place, candidate) = (*order.first()?, candidate?);
+        let address = |place: usize| Some(self.endpoints.get(place)?.address.clone());
+        let prefill = prefill.filter(|prefill| prefill.place != place);
         let choice = Choice {
-            order: order.iter().filter_map(|&at| Some(self.endpoints.get(at)?.address.clone())).collect(),
+            order: order.iter().filter_map(|&place| address(place)).collect(),
+            prefill: prefill.and_then(|prefill| address(prefill.place)),
             candidate,
             policy: self.policy.name().to_owned().into(),
             probe: matches!(gate, Gate::Probe(_)),
         };
-        self.book_at(id, place, ask, candidate.cached_tokens, now);
+        self.book_both(
+            id,
+            place,
+            candidate.cached_tokens,
+            prefill.map(|p| (p.place, p.cached_tokens)),
+            ask,
+            now,
+        );
         if choice.probe {
             self.probe(id);
         }
         Some(choice)
+    }
+
+    /// Why the last choice was made: every endpoint that might have been chosen, what was known of it, and what each score
+    /// gave it. Where the choice was a probe, of its fallbacks.
+    pub fn why(&self) -> Vec<Why> {
+        let one = |(candidate, explained): (&Candidate, Explained)| {
+            Some(Why {
+                endpoint: self.endpoints.get(candidate.place)?.address.clone(),
+                in_flight: candidate.in_flight,
+                queued_tokens: candidate.queued_tokens,
+                cached_tokens: candidate.cached_tokens,
+                waiting: candidate.waiting(),
+                running: candidate.running(),
+                kv_usage: candidate.kv_usage(),
+                explained,
+            })
+        };
+        self.candidates.iter().zip(self.policy.explain()).filter_map(one).collect()
     }
 
     /// What is known of the endpoint at a place.
@@ -445,12 +510,20 @@ impl Pool {
         self.breaker.gate(circuits, now, &mut self.random, &mut self.open)
     }
 
-    /// Why nothing can be chosen at the moment: every endpoint is out. `None` when that is not so.
+    /// Why nothing can be chosen at the moment: every endpoint is out, or of those that are not the policy wanted none for
+    /// the last request. `None` when that is not so.
     pub fn shut(&mut self, now: Instant) -> Option<Shut> {
+        const UNAVAILABLE: u16 = 503;
         match self.gate(now) {
             Gate::Shut(shut) => Some(shut),
+            _ if self.unfit => Some(Shut { wait: Duration::from_secs(1), status: UNAVAILABLE }),
             _ => None,
         }
+    }
+
+    /// Whether prompts may be computed by another endpoint than the chosen one.
+    pub fn splits(&self) -> bool {
+        self.policy.splits()
     }
 
     /// Lease `id` is a probe of its endpoint: known of one's own, told of another's.
@@ -558,11 +631,45 @@ impl Pool {
 
     /// Books a request that somebody else sent to `address`. Unknown addresses are let go.
     pub fn book(&mut self, id: LeaseId, address: &str, ask: &Ask<'_>, now: Instant) {
+        self.book_split(id, address, None, ask, now);
+    }
+
+    /// The same, with its prompt computed at `prefill`.
+    pub fn book_split(
+        &mut self,
+        id: LeaseId,
+        address: &str,
+        prefill: Option<&str>,
+        ask: &Ask<'_>,
+        now: Instant,
+    ) {
         self.expire(now);
-        let Some(&place) = self.places.get(address) else { return };
-        let Some(endpoint) = self.endpoints.get(place) else { return };
-        let cached_tokens = cached(&endpoint.index, ask);
-        self.book_at(id, place, ask, cached_tokens, now);
+        let known = |address: &str| {
+            let place = *self.places.get(address)?;
+            Some((place, cached(&self.endpoints.get(place)?.index, ask)))
+        };
+        let Some((place, cached_tokens)) = known(address) else { return };
+        self.book_both(id, place, cached_tokens, prefill.and_then(known), ask, now);
+    }
+
+    /// Where the prompt is computed elsewhere that is a lease of its own, until the first token: the endpoint that answers
+    /// has nothing to compute then.
+    fn book_both(
+        &mut self,
+        id: LeaseId,
+        place: usize,
+        cached_tokens: u32,
+        prefill: Option<(usize, u32)>,
+        ask: &Ask<'_>,
+        now: Instant,
+    ) {
+        let Some((at, cached_there)) = prefill else {
+            return self.book_at(id, place, ask, cached_tokens, now);
+        };
+        if !self.ended_early.contains(&id) {
+            self.book_at(prefill_of(id), at, ask, cached_there, now);
+            self.book_at(id, place, ask, ask.demand.prompt_tokens, now);
+        }
     }
 
     fn book_at(&mut self, id: LeaseId, place: usize, ask: &Ask<'_>, cached_tokens: u32, now: Instant) {
@@ -611,6 +718,9 @@ impl Pool {
     /// is believed any more: it failed, and if it comes back it may come back empty.
     pub fn first_token(&mut self, id: LeaseId, served: Option<&str>, now: Instant) {
         self.computed(id);
+        if self.splits() {
+            self.release(prefill_of(id));
+        }
         let Some(lease) = self.leases.get_mut(&id) else { return };
         lease.first_token = lease.first_token.or(Some(now));
         let server = served.and_then(|address| self.places.get(address)).copied().unwrap_or(lease.place);
@@ -706,6 +816,9 @@ impl Pool {
     /// may still be on its way, and will not count when it comes.
     pub fn end(&mut self, id: LeaseId) -> bool {
         const REMEMBERED: usize = 256;
+        if self.splits() {
+            self.release(prefill_of(id));
+        }
         let known = self.release(id);
         if !known {
             self.ended_early.truncate(REMEMBERED - 1);
@@ -798,6 +911,12 @@ impl Pool {
         };
         self.endpoints.iter().map(load).collect()
     }
+}
+
+/// The lease of the prompt, where it is computed elsewhere.
+fn prefill_of(id: LeaseId) -> LeaseId {
+    const PREFILL: u64 = 0x7072_6566_696c_6c00;
+    Random::new(id ^ PREFILL).next()
 }
 
 /// Tokens of the prompt that are believed to be in the endpoint's cache: as large a share of its tokens as the units
