@@ -58,11 +58,7 @@ pub fn import(document: &Value) -> Result<Imported, Invalid> {
     let rules = rules(&groups, document.pointer("/router_settings/model_group_alias"), &mut left_out);
     let pool = |group: &Group| {
         let Group { name, served, endpoints, attributes } = group;
-        let mut pool = json!({"name": name, "models": [served], "endpoints": endpoints});
-        if !attributes.is_empty() {
-            pool["attributes"] = attributes.clone().into();
-        }
-        pool
+        json!({"name": name, "models": [served], "endpoints": endpoints, "attributes": attributes})
     };
     let pools = json!({"pools": groups.iter().map(pool).collect::<Vec<_>>(), "choose": choose});
     weir_pick::Config::read(pools.to_string().as_bytes())?;
@@ -144,17 +140,19 @@ fn endpoint(api_base: &str) -> Result<String, String> {
 
 /// `router_settings` as `choose`.
 fn choose(settings: Option<&Value>, left_out: &mut Vec<Invalid>) -> Value {
-    let mut choose = json!({});
+    let mut choose = Map::new();
     let number = |key: &str| settings.and_then(|settings| settings.get(key)).and_then(Value::as_u64);
     for (key, value) in settings.and_then(Value::as_object).into_iter().flatten() {
         let at = format!("router_settings.{key}");
         match key.as_str() {
             "routing_strategy" => match weir::policy::Policy::read(value) {
-                Ok(_) => choose["policy"] = value.clone(),
+                Ok(_) => {
+                    choose.insert("policy".into(), value.clone());
+                }
                 Err(invalid) => left_out.push(Invalid::new(at, invalid.why)),
             },
             "num_retries" if value.is_u64() => {
-                choose["attempts"] = value.as_u64().unwrap_or(0).saturating_add(1).into()
+                choose.insert("attempts".into(), value.as_u64().unwrap_or(0).saturating_add(1).into());
             }
             "allowed_fails" | "cooldown_time" if value.is_u64() => {}
             "model_group_alias" => {}
@@ -165,7 +163,7 @@ fn choose(settings: Option<&Value>, left_out: &mut Vec<Invalid>) -> Value {
     let (fails, cooldown_s) = (number("allowed_fails"), number("cooldown_time"));
     if fails.is_some() || cooldown_s.is_some() {
         let cooldown_ms = cooldown_s.unwrap_or(5).saturating_mul(1_000).max(1);
-        choose["breaker"] = json!({
+        let breaker = json!({
             "rules": [{
                 "name": "allowed_fails",
                 "failure_condition": {
@@ -179,8 +177,9 @@ fn choose(settings: Option<&Value>, left_out: &mut Vec<Invalid>) -> Value {
             }],
             "hold_off_ms": cooldown_ms,
         });
+        choose.insert("breaker".into(), breaker);
     }
-    choose
+    choose.into()
 }
 
 /// Names that clients use and engines do not.
