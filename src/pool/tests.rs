@@ -475,7 +475,9 @@ fn a_new_endpoint_gets_its_part_slowly_and_then_whole() {
             let mut to_new = 0;
             for _ in 0..count {
                 id += 1;
-                let chosen = pool.reserve(id, &ask(&blocks(id % 50, 30)), now).unwrap();
+                // Half of the prompts are known to the four, half are new to all.
+                let prompt = if id % 2 == 0 { id % 50 } else { 1_000 + id };
+                let chosen = pool.reserve(id, &ask(&blocks(prompt, 30)), now).unwrap();
                 pool.first_token(id, None, now);
                 to_new += usize::from(chosen.order[0] == addresses(5)[4]);
                 open.push_back(id);

@@ -6,7 +6,7 @@
 mod print;
 mod svg;
 
-pub use print::{COLUMNS, csv, table};
+pub use print::{COLUMNS, csv, standings, table};
 pub use svg::{Curve, curves};
 
 use crate::run::{End, Outcome, Record};
@@ -225,6 +225,24 @@ mod tests {
             (summary.ttft_ms.p50, summary.ttft_ms.p90, summary.ttft_ms.mean),
             (Some(1_000.0), None, Some(1_000.0))
         );
+    }
+
+    #[test]
+    fn standings_say_how_far_each_is_behind_the_best_of_each_case() {
+        let of = |policy: &str, ttft_s| {
+            let (workload, outcome) = outcome(vec![answered(ttft_s, 50); 4]);
+            Summary::new(policy, &workload, 1.0, &Slo::default(), &outcome)
+        };
+        let cases = [
+            ("one".to_owned(), vec![of("a", 1), of("b", 2)]),
+            ("two".to_owned(), vec![of("a", 8), of("b", 2)]),
+        ];
+        let lines: Vec<String> = standings(&cases)
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+            .collect();
+        assert_eq!(lines[1], "a 1.00 +0.0 4.00 -100.0 2.00 -50.0 4.00 -100.0");
+        assert_eq!(lines[2], "b 2.00 +0.0 1.00 +0.0 1.41 +0.0 2.00 +0.0");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use weir_lab::engine::{Spec, read_specs, specs};
-use weir_lab::report::{Curve, Slo, Summary, csv, curves, table};
+use weir_lab::report::{Curve, Slo, Summary, csv, curves, standings, table};
 use weir_lab::routing::{Routing, Share};
 use weir_lab::run::{Change, Setup};
 use weir_lab::suite::{self, Contender, SUITE, contenders};
@@ -209,7 +209,17 @@ fn compare(policies: &[String], cases: &[Case], bench: &Bench, say: &dyn Fn(&str
         say(table(of).trim_end());
         say("");
     }
+    if cases.len() > 1 {
+        let named = |case: &Case| format!("{} {} x{}", case.workload.name, short(&case.engine.0), case.rate);
+        let named: Vec<_> = cases.iter().map(named).zip(summaries.iter().cloned()).collect();
+        say(standings(&named).trim_end());
+    }
     bench.write(&summaries.concat())
+}
+
+/// The GPU of an engine's name.
+fn short(engine: &str) -> &str {
+    engine.split('-').next().unwrap_or(engine)
 }
 
 /// Goodput over the arrival rate.
