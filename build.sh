@@ -166,6 +166,8 @@ check() {
 run_tests() {
   setup
   clients
+  # A store for limits that several scorers share.
+  have redis-server || apt_install redis-server
   wasm
   native
   local log

@@ -91,6 +91,9 @@ pub fn attempt(address: &str) -> String {
 pub const RESERVE_PATH: &str = "/v1/reserve";
 /// Path of the scorer: what became of it.
 pub const REPORT_PATH: &str = "/v1/report";
+/// Path of the scorer: how much of shared limits a proxy may use; [`crate::limit::Claims`] in,
+/// [`crate::limit::Grants`] out.
+pub const ALLOWANCES_PATH: &str = "/v1/allowances";
 /// Header that the scorer sets on each of its answers: Envoy answers in its place when it is late or gone.
 pub const SCORER: &str = "x-weir-scorer";
 

@@ -158,7 +158,10 @@ fn limits(c: &mut Criterion) {
                 // About a thousand requests a second.
                 let now = Instant::from_nanos(1_000_000_000_000 + turn as u64 * 1_000_000);
                 let asked = Asked { facts: &facts, header: &header, address: None };
-                let Verdict::Admitted(admitted) = limits.admit(&store, &asked, now) else { return };
+                let Verdict::Admitted(admitted) = limits.admit(&store, &asked, weir::limit::Reach::Ask, now)
+                else {
+                    return;
+                };
                 let used = Outcome::Used(Usage { input: 250, output: 9, ..Usage::default() });
                 limits.settle(&store, admitted.ticket, &used, now);
             };

@@ -8,9 +8,13 @@
 //!
 //! Requests in flight are counted by when they were admitted. Those that are not over after `lease_ms` stop
 //! counting: their worker is gone.
+//!
+//! Where several proxies share the limits, an account also has what this proxy may use of them (`allowance.rs`).
 
+use super::allowance::{Allowance, View};
+use super::claim::{Claim, Grant};
 use super::rule::{Rule, Unit};
-use super::window::Cells;
+use super::window::{Cells, Span};
 use crate::instant::Instant;
 use std::time::Duration;
 
@@ -19,6 +23,8 @@ use std::time::Duration;
 pub(super) struct Account {
     windows: Vec<Cells>,
     in_flight: Cells,
+    /// Where limits are shared.
+    allowance: Option<Allowance>,
 }
 
 /// Why a request must wait.
@@ -28,6 +34,26 @@ pub(super) struct Block {
     pub(super) window: Option<usize>,
     /// When there would be room, if nothing else came.
     pub(super) wait: Duration,
+    /// It is this proxy's allowance that does not suffice, and more may be had.
+    pub(super) short: bool,
+}
+
+/// How a request may be admitted where several proxies share the limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Within the allowance; more may be asked for.
+    Ask,
+    /// Within the allowance; asking has brought no more.
+    Asked,
+    /// Within the whole limit, as if there were no other proxy: nobody can be asked.
+    Alone,
+}
+
+/// What a request needs of a window.
+#[derive(Clone, Copy, Debug)]
+struct Need {
+    cost: u64,
+    requests: u64,
 }
 
 /// What is left of one window.
@@ -43,11 +69,17 @@ pub struct Standing {
 
 /// A key must wait this long when it has too many requests in flight: when one of them ends is not known.
 const IN_FLIGHT_WAIT: Duration = Duration::from_secs(1);
+/// And this long when others hold what they have not used: they give it back when they are told.
+const GIVE_BACK_WAIT: Duration = Duration::from_secs(1);
 
 impl Account {
     /// Nothing used.
     pub(super) fn new(rule: &Rule) -> Self {
-        Self { windows: vec![Cells::default(); rule.windows.len()], in_flight: Cells::default() }
+        Self {
+            windows: vec![Cells::default(); rule.windows.len()],
+            in_flight: Cells::default(),
+            allowance: rule.shared.then(|| Allowance::new(rule.parts())),
+        }
     }
 
     /// Drops what counts no longer.
@@ -58,17 +90,96 @@ impl Account {
         self.in_flight.forget(rule.lease.oldest(now));
     }
 
-    /// What keeps a request of this cost out, the longest wait of all; `None`: nothing.
-    pub(super) fn block(&self, rule: &Rule, cost: u64, now: Instant) -> Option<Block> {
-        let crowded = rule.max_in_flight.is_some_and(|most| self.in_flight.sum() >= u64::from(most.get()));
-        let crowded = crowded.then_some(Block { window: None, wait: IN_FLIGHT_WAIT });
-        let windows = self.windows.iter().zip(&rule.windows).enumerate();
-        let full = windows.filter_map(|(at, (cells, window))| {
-            let most = window.limit.saturating_sub(window.unit.amount(cost));
-            let cell = cells.falls_to(most)?;
-            Some(Block { window: Some(at), wait: window.span.end(cell).since(now) })
+    /// What keeps a request of this cost out, the longest wait of all; `None`: nothing. One that asking might remove
+    /// comes last.
+    pub(super) fn block(&self, rule: &Rule, cost: u64, reach: Reach, now: Instant) -> Option<Block> {
+        let views = self.views(rule, Need { cost, requests: 1 }, now).into_iter().enumerate();
+        let blocks = views.filter_map(|(part, view)| self.block_of(rule, part, &view, reach, now));
+        blocks.max_by_key(|block| (!block.short, block.wait))
+    }
+
+    fn block_of(&self, rule: &Rule, part: usize, view: &View, reach: Reach, now: Instant) -> Option<Block> {
+        let total = view.used.saturating_add(view.need);
+        let allowance = self.allowance.as_ref().filter(|_| reach != Reach::Alone);
+        let others = allowance.map_or(0, |allowance| allowance.others(part, now));
+        if total <= allowance.map_or(view.limit, |allowance| allowance.amount(part, now)) {
+            return None;
+        }
+        let short = allowance.is_some_and(|allowance| {
+            reach == Reach::Ask && total <= view.limit && now >= allowance.vain_until
         });
-        full.chain(crowded).max_by_key(|block| block.wait)
+        let Some((window, cells)) = rule.windows.get(part).zip(self.windows.get(part)) else {
+            return Some(Block { window: None, wait: IN_FLIGHT_WAIT, short });
+        };
+        let most = view.limit.saturating_sub(view.need);
+        let end = |cell| window.span.end(cell).since(now);
+        let wait = match most.checked_sub(others) {
+            Some(most) if allowance.is_some() && view.used <= most => GIVE_BACK_WAIT,
+            most => {
+                let own = most.and_then(|most| cells.falls_to(most)).map(end);
+                let room = allowance.and_then(|allowance| allowance.room_at(part)).map(|at| at.since(now));
+                let soonest = own.into_iter().chain(room).min();
+                // Neither alone makes room: all of the window must pass.
+                soonest.unwrap_or_else(|| end(window.span.cell(now))).max(Duration::from_millis(1))
+            }
+        };
+        Some(Block { window: Some(part), wait, short })
+    }
+
+    /// The windows, and then the requests in flight, if they are limited.
+    fn views(&self, rule: &Rule, need: Need, now: Instant) -> Vec<View> {
+        let windows = self.windows.iter().zip(&rule.windows).map(|(cells, window)| {
+            let need = match window.unit {
+                Unit::Tokens => need.cost,
+                Unit::Requests => need.requests,
+            };
+            (cells, window.span, window.limit, need)
+        });
+        let in_flight = rule
+            .max_in_flight
+            .map(|most| (&self.in_flight, rule.lease, u64::from(most.get()), need.requests));
+        let view = |(cells, span, limit, need): (&Cells, Span, u64, u64)| View {
+            limit,
+            span,
+            used: cells.sum(),
+            reset: cells.newest().map_or(Duration::ZERO, |cell| span.end(cell).since(now)),
+            need,
+        };
+        windows.chain(in_flight).map(view).collect()
+    }
+
+    /// Whether it is time to claim without being asked to; `None`: there is nothing to claim.
+    pub(super) fn due(&self, rule: &Rule, lease: Duration, now: Instant) -> Option<bool> {
+        let views = self.views(rule, Need { cost: 0, requests: 0 }, now);
+        self.allowance.as_ref()?.due(&views, lease, now)
+    }
+
+    /// What it claims: for requests that wait and need so much, or, if none does, to give back what is not needed.
+    pub(super) fn claim(
+        &mut self,
+        rule: &Rule,
+        key: u64,
+        waiting: Option<(u64, u64)>,
+        now: Instant,
+    ) -> Option<Claim> {
+        let (cost, requests) = waiting.unwrap_or_default();
+        let views = self.views(rule, Need { cost, requests }, now);
+        let (turn, parts) = self.allowance.as_mut()?.claim(&views, waiting.is_none(), now);
+        Some(Claim { rule: rule.shared_id, key, turn, parts })
+    }
+
+    /// Hears what was granted to a claim of `sent`.
+    pub(super) fn hear(
+        &mut self,
+        grant: &Grant,
+        sent: Instant,
+        lease: Duration,
+        vain: Duration,
+        now: Instant,
+    ) {
+        if let Some(allowance) = &mut self.allowance {
+            allowance.hear(grant, sent, lease, vain, now);
+        }
     }
 
     /// Charges the estimate.
@@ -78,6 +189,10 @@ impl Account {
         }
         if rule.max_in_flight.is_some() {
             self.in_flight.add(rule.lease.cell(now), 1);
+        }
+        if let Some(allowance) = &mut self.allowance {
+            let windows = rule.windows.iter().map(|window| window.unit.amount(cost));
+            windows.chain([1]).enumerate().for_each(|(part, amount)| allowance.admit(part, amount));
         }
     }
 
@@ -102,10 +217,15 @@ impl Account {
 
     /// What is left of the window of a unit that would be full first.
     pub(super) fn standing(&self, rule: &Rule, unit: Unit, now: Instant) -> Option<Standing> {
-        let windows = self.windows.iter().zip(&rule.windows).filter(|(_, window)| window.unit == unit);
-        let standings = windows.map(|(cells, window)| Standing {
+        let windows = self.windows.iter().zip(&rule.windows).enumerate();
+        let windows = windows.filter(|(_, (_, window))| window.unit == unit);
+        let used = |part: usize, cells: &Cells| {
+            let others = self.allowance.as_ref().map_or(0, |allowance| allowance.others(part, now));
+            cells.sum().saturating_add(others)
+        };
+        let standings = windows.map(|(part, (cells, window))| Standing {
             limit: window.limit / unit.scale(),
-            remaining: window.limit.saturating_sub(cells.sum()) / unit.scale(),
+            remaining: window.limit.saturating_sub(used(part, cells)) / unit.scale(),
             reset: cells.newest().map_or(Duration::ZERO, |cell| window.span.end(cell).since(now)),
         });
         standings.min_by_key(|standing| (standing.remaining, std::cmp::Reverse(standing.reset)))
@@ -127,7 +247,8 @@ impl Account {
     pub(super) fn idle_at(&self, rule: &Rule) -> Option<Instant> {
         let windows = self.windows.iter().zip(&rule.windows);
         let ends = windows.filter_map(|(cells, window)| Some(window.span.end(cells.newest()?)));
-        ends.chain(self.in_flight.newest().map(|cell| rule.lease.end(cell))).max()
+        let held = self.allowance.as_ref().and_then(Allowance::idle_at);
+        ends.chain(self.in_flight.newest().map(|cell| rule.lease.end(cell))).chain(held).max()
     }
 
     /// How full its fullest window is, in 65,535ths.
@@ -143,12 +264,19 @@ impl Account {
     /// Appends it as bytes.
     pub(super) fn write(&self, to: &mut Vec<u8>) {
         self.windows.iter().chain([&self.in_flight]).for_each(|cells| cells.write(to));
+        if let Some(allowance) = &self.allowance {
+            allowance.write(to);
+        }
     }
 
     /// Reads what [`Account::write`] wrote under the same windows.
     pub(super) fn read(rule: &Rule, mut from: &[u8]) -> Option<Self> {
         let windows = rule.windows.iter().map(|_| Cells::read(&mut from)).collect::<Option<_>>()?;
         let in_flight = Cells::read(&mut from)?;
-        from.is_empty().then_some(Self { windows, in_flight })
+        let allowance = match rule.shared {
+            true => Some(Allowance::read(&mut from)?),
+            false => None,
+        };
+        from.is_empty().then_some(Self { windows, in_flight, allowance })
     }
 }

@@ -21,6 +21,17 @@ pub struct Answer {
     pub body: String,
 }
 
+impl Answer {
+    /// The answer when it cannot be known whether a request may be admitted.
+    pub fn unavailable(dialect: Dialect, wait: Duration) -> Self {
+        let wait = wait.as_nanos().div_ceil(1_000_000_000).max(1);
+        let message =
+            format!("it cannot be known at the moment how much of the limits is left; try again in {wait} s");
+        let headers = vec![("retry-after", wait.to_string())];
+        Self { status: 503, headers, body: Refusal::new(dialect, 503, message).body() }
+    }
+}
+
 impl Denied {
     /// The answer to a request that is not admitted. `wall` gives the time since 1970, and is asked only if needed.
     pub fn answer(&self, dialect: Dialect, wall: impl FnOnce() -> Duration) -> Answer {

@@ -10,31 +10,39 @@
 //! change that meets another one is done over with what is there then, so none is lost. A request reads each of its
 //! counts once and writes it once, and the same again when it is over; one that is refused writes nothing.
 //!
+//! Proxies that share no store share the limits by *allowances*, which a scorer grants: [`Ledger`] is its side, and
+//! [`Limits::claim`] and [`Limits::hear`] are the proxy's. `ledger.rs` argues why no window holds too much then either.
+//!
 //! Not here: queues, priorities, budgets in money.
 
 mod account;
+mod allowance;
 mod answer;
 mod book;
+mod claim;
 mod cost;
 mod key;
+mod ledger;
 mod rule;
 mod usual;
 mod verdict;
 mod window;
 
-pub use account::Standing;
+pub use account::{Reach, Standing};
 pub use answer::Answer;
+pub use claim::{Claim, Claimed, Claims, Grant, Granted, Grants};
 pub use cost::{Config as CostConfig, Cost, Estimate, Outcome, Reserve, Weight, Weights};
 pub use key::{Asked, Identity, Part};
-pub use rule::{Config, Limit, Quantity, Unit, When};
-pub use verdict::{Admitted, Charge, Denied, Reason, Ticket, Verdict};
+pub use ledger::{Ledger, Record};
+pub use rule::{Config, FailureMode, Limit, Quantity, Share, Unit, When};
+pub use verdict::{Admitted, Charge, Denied, Hold, Reason, Short, Ticket, Verdict};
 pub use window::{CELLS, Cells, Span};
 
 use crate::instant::Instant;
 use crate::invalid::Invalid;
 use book::Book;
 use rule::Rule;
-use verdict::Hold;
+use std::time::Duration;
 
 /// Versioned bytes by name, shared by all who count together.
 pub trait Store {
@@ -62,7 +70,7 @@ impl Limits {
         let mut rules: Vec<Rule> = Vec::with_capacity(config.limits.len());
         for (at, limit) in config.limits.iter().enumerate() {
             let within = |invalid: Invalid| invalid.within(&format!("limits[{at}]"));
-            let rule = Rule::new(limit, config.lease_ms).map_err(within)?;
+            let rule = Rule::new(limit, config.lease_ms, config.share.is_some()).map_err(within)?;
             if rules.iter().any(|other| other.name == rule.name) {
                 return Err(within(Invalid::new(
                     "name",
@@ -71,6 +79,7 @@ impl Limits {
             }
             rules.push(rule);
         }
+        config.check_share()?;
         let cost = Cost::new(config.cost.clone()).map_err(|invalid| invalid.within("cost"))?;
         Ok(Self { rules, cost, identity: config.identity.clone(), seed })
     }
@@ -85,8 +94,9 @@ impl Limits {
         self.rules.iter().any(|rule| rule.key.contains(&Part::Ip))
     }
 
-    /// Admits a request and charges what it may cost, in all limits or in none.
-    pub fn admit(&self, store: &dyn Store, asked: &Asked<'_>, now: Instant) -> Verdict {
+    /// Admits a request and charges what it may cost, in all limits or in none. `reach` matters only where limits are
+    /// shared.
+    pub fn admit(&self, store: &dyn Store, asked: &Asked<'_>, reach: Reach, now: Instant) -> Verdict {
         let matching = self.rules.iter().enumerate().filter(|(_, rule)| rule.matches(asked));
         let holds: Vec<Hold> = matching
             .map(|(at, rule)| Hold { rule: at, key: key::hash(&rule.key, asked, &self.identity, self.seed) })
@@ -103,8 +113,9 @@ impl Limits {
             }
             estimate.cost = estimate.cost.min(most);
         }
-        match self.charge_all(store, &holds, estimate.cost, now) {
-            Err(denied) => Verdict::Denied(denied),
+        match self.charge_all(store, &holds, estimate.cost, reach, now) {
+            Err(Kept::Out(denied)) => Verdict::Denied(denied),
+            Err(Kept::Short) => Verdict::Short(Short { holds, cost: estimate.cost }),
             Ok(charged) => Verdict::Admitted(Admitted {
                 tokens: first_to_end(charged.iter().filter_map(|charged| charged.tokens)),
                 requests: first_to_end(charged.iter().filter_map(|charged| charged.requests)),
@@ -132,6 +143,40 @@ impl Limits {
         Charge { cost, estimated }
     }
 
+    /// Claims more of a key, for requests that wait; so much they cost, and so many they are.
+    pub fn claim(
+        &self,
+        store: &dyn Store,
+        hold: Hold,
+        cost: u64,
+        requests: u64,
+        now: Instant,
+    ) -> Option<Claim> {
+        let waiting = Some((cost, requests));
+        self.change(store, hold, now, |rule, book| book.account.claim(rule, hold.key, waiting, now))?
+    }
+
+    /// Claims again what is in use of a key, and gives back the rest, if it is time to: that is often when the key is
+    /// busy, and at least three times per lease.
+    pub fn renew(&self, store: &dyn Store, hold: Hold, lease: Duration, now: Instant) -> Renewal {
+        let Some(rule) = self.rules.get(hold.rule) else { return Renewal::Idle };
+        let stored = store.get(&place(rule, hold.key));
+        match open(stored.as_ref(), hold.key, rule, now).account.due(rule, lease, now) {
+            None => Renewal::Idle,
+            Some(false) => Renewal::Early,
+            Some(true) => {
+                let claim = |rule: &Rule, book: &mut Book<'_>| book.account.claim(rule, hold.key, None, now);
+                self.change(store, hold, now, claim).flatten().map_or(Renewal::Early, Renewal::Due)
+            }
+        }
+    }
+
+    /// Hears what was granted to a claim of `sent`. When it was too little, nothing more is claimed for `vain`.
+    pub fn hear(&self, store: &dyn Store, hold: Hold, grant: &Grant, heard: Heard, now: Instant) {
+        let Heard { sent, lease, vain } = heard;
+        self.change(store, hold, now, |_, book| book.account.hear(grant, sent, lease, vain, now));
+    }
+
     /// Charges in all limits, or in none. All are looked at before the first is written, so a request that is refused
     /// usually writes nothing; if one fills up meanwhile, what was written is taken back. One alone need not be
     /// looked at twice.
@@ -140,17 +185,21 @@ impl Limits {
         store: &dyn Store,
         holds: &[Hold],
         cost: u64,
+        reach: Reach,
         now: Instant,
-    ) -> Result<Vec<Charged>, Box<Denied>> {
+    ) -> Result<Vec<Charged>, Kept> {
         let mut found = Vec::with_capacity(holds.len());
         let mut denied: Option<Denied> = None;
+        let mut short = false;
         for hold in holds {
             let Some(rule) = self.rules.get(hold.rule) else { continue };
             let name = place(rule, hold.key);
             let stored = store.get(&name);
             if holds.len() > 1 {
                 let book = open(stored.as_ref(), hold.key, rule, now);
-                let next = book.account.block(rule, cost, now);
+                let next = book.account.block(rule, cost, reach, now);
+                short |= next.is_some_and(|block| block.short);
+                let next = next.filter(|block| !block.short);
                 let next = next.map(|block| Denied::new(hold.rule, rule, &block, &book, cost, now));
                 denied = match (denied, next) {
                     (Some(denied), Some(next)) if denied.wait < next.wait => Some(next),
@@ -160,39 +209,78 @@ impl Limits {
             found.push((*hold, rule, name, stored));
         }
         if let Some(denied) = denied {
-            return Err(Box::new(denied));
+            return Err(Kept::Out(Box::new(denied)));
+        }
+        if short {
+            return Err(Kept::Short);
         }
         let mut charged = Vec::with_capacity(found.len());
         for (hold, rule, name, stored) in found {
-            match charge(store, hold, rule, &name, stored, cost, now) {
+            match charge(store, hold, rule, &name, stored, cost, reach, now) {
                 Ok(one) => charged.push(one),
-                Err(denied) => {
+                Err(kept) => {
                     for Hold { rule, key } in holds.iter().take(charged.len()) {
                         self.change(store, Hold { rule: *rule, key: *key }, now, |rule, book| {
                             book.account.cancel(rule, cost, now);
                         });
                     }
-                    return Err(denied);
+                    return Err(kept);
                 }
             }
         }
         Ok(charged)
     }
 
-    /// Changes one account, over again until no other change came between.
-    fn change(&self, store: &dyn Store, hold: Hold, now: Instant, change: impl Fn(&Rule, &mut Book<'_>)) {
-        let Some(rule) = self.rules.get(hold.rule) else { return };
+    /// Changes one account, over again until no other change came between; `None` when there is no such limit, or others
+    /// came between each time.
+    fn change<T>(
+        &self,
+        store: &dyn Store,
+        hold: Hold,
+        now: Instant,
+        change: impl Fn(&Rule, &mut Book<'_>) -> T,
+    ) -> Option<T> {
+        let rule = self.rules.get(hold.rule)?;
         let name = place(rule, hold.key);
         for _ in 0..TRIES {
             let stored = store.get(&name);
             let mut book = open(stored.as_ref(), hold.key, rule, now);
-            change(rule, &mut book);
+            let changed = change(rule, &mut book);
             let (bytes, _) = book.close(rule);
             if store.put(&name, &bytes, stored.map(|(_, version)| version)) {
-                return;
+                return Some(changed);
             }
         }
+        None
     }
+}
+
+/// Whether a key is to be claimed again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Renewal {
+    /// Nothing of it is in use.
+    Idle,
+    /// Not yet.
+    Early,
+    /// Now, so.
+    Due(Claim),
+}
+
+/// When and for how long something was granted.
+#[derive(Clone, Copy, Debug)]
+pub struct Heard {
+    /// When it was claimed.
+    pub sent: Instant,
+    /// How long it holds from then on.
+    pub lease: Duration,
+    /// How long nothing more is claimed when it was too little.
+    pub vain: Duration,
+}
+
+/// Why a request was not charged.
+enum Kept {
+    Out(Box<Denied>),
+    Short,
 }
 
 /// What was charged in one limit.
@@ -213,6 +301,7 @@ fn open<'a>(stored: Option<&'a (Vec<u8>, u32)>, key: u64, rule: &Rule, now: Inst
 }
 
 /// Charges in one limit, beginning with what was found there.
+#[allow(clippy::too_many_arguments, reason = "all of them are what it is about")]
 fn charge(
     store: &dyn Store,
     hold: Hold,
@@ -220,12 +309,17 @@ fn charge(
     name: &str,
     mut stored: Option<(Vec<u8>, u32)>,
     cost: u64,
+    reach: Reach,
     now: Instant,
-) -> Result<Charged, Box<Denied>> {
+) -> Result<Charged, Kept> {
     for _ in 0..TRIES {
         let mut book = open(stored.as_ref(), hold.key, rule, now);
-        if let Some(block) = book.account.block(rule, cost, now) {
-            return Err(Box::new(Denied::new(hold.rule, rule, &block, &book, cost, now)));
+        match book.account.block(rule, cost, reach, now) {
+            Some(block) if block.short => return Err(Kept::Short),
+            Some(block) => {
+                return Err(Kept::Out(Box::new(Denied::new(hold.rule, rule, &block, &book, cost, now))));
+            }
+            None => {}
         }
         book.account.reserve(rule, cost, now);
         let tokens = book.account.standing(rule, Unit::Tokens, now);
@@ -236,12 +330,14 @@ fn charge(
         }
         stored = store.get(name);
     }
-    Err(Box::new(Denied::contended(hold.rule, rule, cost)))
+    Err(Kept::Out(Box::new(Denied::contended(hold.rule, rule, cost))))
 }
 
 fn first_to_end(standings: impl Iterator<Item = Standing>) -> Option<Standing> {
     standings.min_by_key(|standing| (standing.remaining, std::cmp::Reverse(standing.reset)))
 }
 
+#[cfg(test)]
+mod sharing;
 #[cfg(test)]
 mod tests;

@@ -7,6 +7,7 @@ use crate::invalid::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::num::{NonZeroU32, NonZeroU64};
+use std::time::Duration;
 use xxhash_rust::xxh64::xxh64;
 
 /// Configuration of limits.
@@ -28,6 +29,94 @@ pub struct Config {
     /// Whether answers carry `x-ratelimit-…` or `anthropic-ratelimit-…` headers.
     #[serde(default = "Config::headers")]
     pub headers: bool,
+    /// With whom the limits are shared; without this each proxy has them for itself.
+    #[serde(default)]
+    pub share: Option<Share>,
+}
+
+/// How several proxies share the limits, through a scorer.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Share {
+    /// The cluster, in Envoy's configuration, that leads to the scorer.
+    pub cluster: String,
+    /// The secret that keys are hashed with, the same in all proxies that share.
+    pub id_seed: u64,
+    /// Milliseconds that a request waits for the scorer at the most.
+    #[serde(default = "Share::timeout_ms")]
+    pub timeout_ms: NonZeroU64,
+    /// Milliseconds between two looks at what is to be renewed.
+    #[serde(default = "Share::renew_ms")]
+    pub renew_ms: NonZeroU64,
+    /// Milliseconds for which what was granted holds without being renewed; at most an hour.
+    #[serde(default = "Share::lease_ms")]
+    pub lease_ms: NonZeroU64,
+    /// Milliseconds for which the scorer is left alone after a failure.
+    #[serde(default = "Share::retry_ms")]
+    pub retry_ms: NonZeroU64,
+    /// What becomes of requests that need more than is granted, when the scorer cannot be asked.
+    #[serde(default)]
+    pub failure_mode: FailureMode,
+}
+
+/// What becomes of requests when nobody can be asked.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureMode {
+    /// Each goes on by itself, with the whole limit.
+    #[default]
+    Open,
+    /// They are refused.
+    Closed,
+}
+
+impl Share {
+    const fn timeout_ms() -> NonZeroU64 {
+        const DEFAULT: NonZeroU64 = NonZeroU64::new(50).unwrap();
+        DEFAULT
+    }
+
+    const fn renew_ms() -> NonZeroU64 {
+        const DEFAULT: NonZeroU64 = NonZeroU64::new(150).unwrap();
+        DEFAULT
+    }
+
+    const fn lease_ms() -> NonZeroU64 {
+        const DEFAULT: NonZeroU64 = NonZeroU64::new(3_000).unwrap();
+        DEFAULT
+    }
+
+    const fn retry_ms() -> NonZeroU64 {
+        const DEFAULT: NonZeroU64 = NonZeroU64::new(1_000).unwrap();
+        DEFAULT
+    }
+
+    /// How long what was granted holds.
+    pub fn lease(&self) -> Duration {
+        Duration::from_millis(self.lease_ms.get())
+    }
+
+    /// Between two looks at what is to be renewed; for so long asking again is in vain.
+    pub fn renew(&self) -> Duration {
+        Duration::from_millis(self.renew_ms.get())
+    }
+
+    fn check(&self) -> Result<(), Invalid> {
+        if self.cluster.is_empty() {
+            return Err(Invalid::new("cluster", "empty; name the cluster that leads to the scorer"));
+        }
+        let (lease, renew) = (self.lease_ms.get(), self.renew_ms.get());
+        if lease > 3_600_000 {
+            return Err(Invalid::new("lease_ms", format!("{lease} is above 3600000, an hour")));
+        }
+        if lease / 4 < renew {
+            return Err(Invalid::new(
+                "lease_ms",
+                format!("{lease} is less than four times renew_ms, {renew}: what is in use would lapse"),
+            ));
+        }
+        Ok(())
+    }
 }
 
 impl Config {
@@ -38,6 +127,11 @@ impl Config {
 
     const fn headers() -> bool {
         true
+    }
+
+    /// Checks whom the limits are shared with.
+    pub(super) fn check_share(&self) -> Result<(), Invalid> {
+        self.share.as_ref().map_or(Ok(()), Share::check).map_err(|invalid| invalid.within("share"))
     }
 }
 
@@ -158,10 +252,14 @@ pub(super) struct Rule {
     pub(super) windows: Vec<Window>,
     pub(super) max_in_flight: Option<NonZeroU32>,
     pub(super) lease: Span,
+    /// Other proxies count for it too.
+    pub(super) shared: bool,
     /// Books its accounts are in.
     pub(super) books: u64,
     /// The stored values of a rule with the same name, key and lengths of windows are its own: amounts may change.
     pub(super) id: u64,
+    /// What proxies call it among each other, whatever memory each has for it.
+    pub(super) shared_id: u64,
 }
 
 const MOST_SECS: u32 = 366 * 86_400;
@@ -173,7 +271,7 @@ const KEYS_PER_BOOK: u64 = super::book::MOST as u64 / 2;
 
 impl Rule {
     /// Checks a limit.
-    pub(super) fn new(limit: &Limit, lease_ms: NonZeroU64) -> Result<Self, Invalid> {
+    pub(super) fn new(limit: &Limit, lease_ms: NonZeroU64, shared: bool) -> Result<Self, Invalid> {
         let letters = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_' | '.');
         if limit.name.is_empty() || limit.name.len() > 64 || !limit.name.chars().all(letters) {
             return Err(Invalid::new("name", "1 to 64 letters, digits, `-`, `_` or `.` are expected"));
@@ -203,7 +301,9 @@ impl Rule {
             false => u64::from(limit.max_keys.get()).div_ceil(KEYS_PER_BOOK),
         };
         let lengths: Vec<_> = windows.iter().map(|window| (window.unit.name(), window.secs)).collect();
-        let form = format!("{} {:?} {lengths:?} {books} {lease_ms}", limit.name, limit.key);
+        let form = format!("{} {:?} {lengths:?}", limit.name, limit.key);
+        let own_form = format!("{form} {books} {lease_ms}");
+        let shared_form = format!("{form} {}", limit.max_in_flight.is_some());
         Ok(Self {
             name: limit.name.clone(),
             key: limit.key.clone(),
@@ -212,9 +312,16 @@ impl Rule {
             windows,
             max_in_flight: limit.max_in_flight,
             lease: Span::of_nanos(lease_ms.get().saturating_mul(1_000_000)),
+            shared,
             books,
-            id: xxh64(form.as_bytes(), 0),
+            id: xxh64(own_form.as_bytes(), u64::from(shared)),
+            shared_id: xxh64(shared_form.as_bytes(), 0),
         })
+    }
+
+    /// Its windows and, if they are limited, the requests in flight.
+    pub(super) fn parts(&self) -> usize {
+        self.windows.len() + usize::from(self.max_in_flight.is_some())
     }
 
     /// Whether it is for this request.

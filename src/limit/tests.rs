@@ -54,7 +54,7 @@ fn facts(prompt_tokens: u32, most: Option<u32>) -> Facts {
 
 fn ask(limits: &Limits, store: &Memory, user: &str, facts: &Facts, now: Instant) -> Verdict {
     let header = |name: &str| (name == "x-consumer-username").then_some(user);
-    limits.admit(store, &Asked { facts, header: &header, address: None }, now)
+    limits.admit(store, &Asked { facts, header: &header, address: None }, Reach::Ask, now)
 }
 
 fn admitted(verdict: Verdict) -> Admitted {
@@ -91,7 +91,7 @@ fn at_once_no_more_is_admitted_than_the_limit_and_what_is_charged_is_what_was_us
         match verdict {
             Verdict::Admitted(admitted) => tickets.push(admitted.ticket),
             Verdict::Denied(denied) => assert_eq!(denied.reason, Reason::Full { unit: Unit::Tokens }),
-            Verdict::Unlimited => panic!("a limit matches"),
+            Verdict::Unlimited | Verdict::Short(_) => panic!("a limit matches, and is not shared"),
         }
     }
     assert_eq!(tickets.len(), 10);
@@ -210,9 +210,9 @@ fn a_limit_that_fills_up_while_others_are_charged_takes_all_back() {
     let header = |name: &str| (name == "x-consumer-username").then_some("k");
     let facts = facts(50, Some(0));
     let asked = Asked { facts: &facts, header: &header, address: None };
-    assert_eq!(denied(both.admit(&race, &asked, secs(0))).limit, "all");
+    assert_eq!(denied(both.admit(&race, &asked, Reach::Ask, secs(0))).limit, "all");
     let only_own = limits(&format!(r#"{{"limits":[{own}]}}"#));
-    admitted(only_own.admit(&race, &asked, secs(0)));
+    admitted(only_own.admit(&race, &asked, Reach::Ask, secs(0)));
 }
 
 #[test]
@@ -509,7 +509,7 @@ fn over_a_day_of_random_traffic_no_window_is_exceeded_and_nothing_stays_reserved
                 assert!(needed || denied.reason == Reason::Crowded, "{denied:?}");
                 refused[user] += 1;
             }
-            Verdict::Unlimited => panic!("a limit matches"),
+            Verdict::Unlimited | Verdict::Short(_) => panic!("a limit matches, and is not shared"),
         }
     }
     assert!(refused.iter().all(|n| *n > 100) && lost > 100, "{refused:?}, {lost}: too little happened");
@@ -563,7 +563,7 @@ fn threads_that_share_a_store_lose_no_update() {
         let asked = Asked { facts: &facts, header: &header, address: None };
         let mut tickets = Vec::new();
         for _ in 0..2_000 {
-            match limits.admit(&store, &asked, secs(1)) {
+            match limits.admit(&store, &asked, Reach::Ask, secs(1)) {
                 Verdict::Admitted(admitted) => tickets.push(admitted.ticket),
                 _ => continue,
             }
@@ -584,6 +584,7 @@ fn threads_that_share_a_store_lose_no_update() {
     let verdict = limits(&MINUTE.replace("1000", "100000")).admit(
         &store,
         &Asked { facts: &facts, header: &|_| None, address: None },
+        Reach::Ask,
         secs(2),
     );
     let Verdict::Admitted(after) = verdict else { panic!("{verdict:?}") };

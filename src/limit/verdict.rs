@@ -18,6 +18,28 @@ pub enum Verdict {
     Admitted(Admitted),
     /// It does not.
     Denied(Box<Denied>),
+    /// What this proxy may use of the limits does not suffice, and more may be had: claim it, then admit again.
+    Short(Short),
+}
+
+/// A request that more must be claimed for.
+#[derive(Clone, Debug)]
+pub struct Short {
+    pub(super) holds: Vec<Hold>,
+    /// What it may cost, in thousandths of a token.
+    pub(super) cost: u64,
+}
+
+impl Short {
+    /// The keys that it needs more of.
+    pub fn holds(&self) -> &[Hold] {
+        &self.holds
+    }
+
+    /// What it may cost, in thousandths of a token.
+    pub fn cost(&self) -> u64 {
+        self.cost
+    }
 }
 
 /// A request that was admitted.
@@ -56,6 +78,11 @@ impl Ticket {
         self.holds.iter().map(|hold| hold.rule)
     }
 
+    /// The keys that hold it.
+    pub fn holds(&self) -> &[Hold] {
+        &self.holds
+    }
+
     /// What was charged in advance, in thousandths of a token.
     pub fn reserved(&self) -> u64 {
         self.reserved
@@ -63,8 +90,8 @@ impl Ticket {
 }
 
 /// A key's account of a limit.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Hold {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Hold {
     /// The limit, by its place in the configuration.
     pub(super) rule: usize,
     /// The hash of the key's values.

@@ -39,6 +39,11 @@ impl Span {
         Self { cell_nanos: nanos.div_ceil(CELLS).max(1) }
     }
 
+    /// Its length in milliseconds, rounded up.
+    pub fn millis(self) -> u64 {
+        self.cell_nanos.saturating_mul(CELLS).div_ceil(1_000_000)
+    }
+
     /// The cell that a point in time belongs to.
     pub fn cell(self, at: Instant) -> u64 {
         at.nanos() / self.cell_nanos.max(1)

@@ -100,6 +100,13 @@ fn endpoint(address: &str) -> Value {
     json!({"endpoint": {"address": {"socket_address": {"address": host, "port_value": port}}}})
 }
 
+/// Has a cluster lead to one address of loopback.
+pub fn lead_cluster(envoy: &mut Value, name: &str, address: &str) {
+    for cluster in find_all(envoy, &|value| value["load_assignment"]["cluster_name"] == name) {
+        cluster["load_assignment"]["endpoints"][0]["lb_endpoints"] = json!([endpoint(address)]);
+    }
+}
+
 /// Changes the plugin configuration of a filter of Envoy's configuration, also where it is a part of `chain`.
 pub fn filter_config(envoy: &mut Value, name: &str, change: impl Fn(&mut Value)) {
     for plugin in find_all(envoy, &|value| value["vm_config"].is_object()) {

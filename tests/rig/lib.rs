@@ -15,11 +15,15 @@ pub mod backend;
 mod config;
 mod process;
 pub mod raw;
+mod redis;
 
 pub use backend::Backend;
-pub use config::{breaker, filter_config, find_all, no_breaker, pick_config, place_pool, shipped};
+pub use config::{
+    breaker, filter_config, find_all, lead_cluster, no_breaker, pick_config, place_pool, shipped,
+};
 pub use process::{Process, repository};
 pub use raw::Raw;
+pub use redis::Redis;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;

@@ -72,6 +72,8 @@ pub struct Stream {
     meter: Option<<Meter as Filter>::Stream>,
     /// `extract` holds it.
     reading: bool,
+    /// `limit` waits for a call; whether nothing follows the headers.
+    limiting: Option<bool>,
 }
 
 impl Filter for Chain {
@@ -104,8 +106,10 @@ impl Filter for Chain {
     fn open(&mut self, host: &dyn Host) -> Stream {
         let state = State::default();
         let extract = self.extract.open(&self.ticks.for_extract(host, &state));
+        let limit = self.limit.as_mut().map(|limit| limit.open(&self.ticks.for_limit(host, &state)));
         let pick = self.pick.open(&self.ticks.for_pick(host, &state));
-        Stream { state, extract, limit: Default::default(), pick, meter: None, reading: false }
+        let (limit, meter) = (limit.unwrap_or_default(), None);
+        Stream { state, extract, limit, pick, meter, reading: false, limiting: None }
     }
 
     fn request_headers(&mut self, stream: &mut Stream, host: &dyn Host, end: bool) -> Flow {
@@ -138,6 +142,11 @@ impl Filter for Chain {
     }
 
     fn reply(&mut self, stream: &mut Stream, host: &dyn Host, reply: Reply) -> Flow {
+        if let (Some(end), Some(limit)) = (stream.limiting.take(), &mut self.limit) {
+            let part = self.ticks.for_limit(host, &stream.state);
+            let flow = limit.reply(&mut stream.limit, &part, reply);
+            return self.limited(stream, host, end, flow);
+        }
         let part = self.ticks.for_pick(host, &stream.state);
         let flow = self.pick.reply(&mut stream.pick, &part, reply);
         self.sent(stream, host, flow)
@@ -178,14 +187,20 @@ impl Filter for Chain {
         }
     }
 
-    fn told(&mut self, host: &dyn Host, reply: Reply) {
-        self.pick.told(host, reply);
+    fn told(&mut self, host: &dyn Host, call: u32, reply: Reply) {
+        match &mut self.limit {
+            Some(limit) if limit.called(call) => limit.told(host, call, reply),
+            _ => self.pick.told(host, call, reply),
+        }
     }
 
     fn tick(&mut self, host: &dyn Host) {
         let none = State::default();
         if self.ticks.extract_wants() {
             self.extract.tick(&self.ticks.for_extract(host, &none));
+        }
+        if let Some(limit) = self.limit.as_mut().filter(|_| self.ticks.limit_wants()) {
+            limit.tick(&self.ticks.for_limit(host, &none));
         }
         if self.ticks.pick_wants() {
             self.pick.tick(&self.ticks.for_pick(host, &none));
@@ -208,11 +223,21 @@ impl Chain {
 
     /// `extract` is done with the request.
     fn go_on(&mut self, stream: &mut Stream, host: &dyn Host, end: bool) -> Flow {
-        if let Some(limit) = &mut self.limit {
-            let part = Part::plain(host, &stream.state);
-            if limit.request_headers(&mut stream.limit, &part, end) == Flow::Hold {
-                return Flow::Hold;
+        let flow = match &mut self.limit {
+            Some(limit) => {
+                let part = self.ticks.for_limit(host, &stream.state);
+                limit.request_headers(&mut stream.limit, &part, end)
             }
+            None => Flow::Continue,
+        };
+        self.limited(stream, host, end, flow)
+    }
+
+    /// `limit` has admitted it, or answered it, or waits.
+    fn limited(&mut self, stream: &mut Stream, host: &dyn Host, end: bool, flow: Flow) -> Flow {
+        if flow == Flow::Hold {
+            stream.limiting = Some(end);
+            return Flow::Hold;
         }
         let part = self.ticks.for_pick(host, &stream.state);
         let flow = self.pick.request_headers(&mut stream.pick, &part, end);

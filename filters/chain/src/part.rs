@@ -1,7 +1,7 @@
 //! The host as one filter of the chain sees it.
 //!
 //! Everything goes through to Envoy but two things. What filters tell each other is kept here; what the access log
-//! prints goes to Envoy as well, the block hashes do not. And there is one timer for two filters that want ticks.
+//! prints goes to Envoy as well, the block hashes do not. And there is one timer for all filters that want ticks.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
@@ -16,22 +16,32 @@ pub(crate) type State = RefCell<Vec<(String, Vec<u8>)>>;
 #[derive(Debug, Default)]
 pub(crate) struct Ticks {
     extract: Cell<Duration>,
+    limit: Cell<Duration>,
     pick: Cell<Duration>,
 }
 
 impl Ticks {
     /// The host for `extract`.
     pub(crate) fn for_extract<'a>(&'a self, host: &'a dyn Host, state: &'a State) -> Part<'a> {
-        Part { host, state, wants: Some((&self.extract, &self.pick)) }
+        Part { host, state, wants: Some((self, &self.extract)) }
+    }
+
+    /// The host for `limit`.
+    pub(crate) fn for_limit<'a>(&'a self, host: &'a dyn Host, state: &'a State) -> Part<'a> {
+        Part { host, state, wants: Some((self, &self.limit)) }
     }
 
     /// The host for `pick`.
     pub(crate) fn for_pick<'a>(&'a self, host: &'a dyn Host, state: &'a State) -> Part<'a> {
-        Part { host, state, wants: Some((&self.pick, &self.extract)) }
+        Part { host, state, wants: Some((self, &self.pick)) }
     }
 
     pub(crate) fn extract_wants(&self) -> bool {
         !self.extract.get().is_zero()
+    }
+
+    pub(crate) fn limit_wants(&self) -> bool {
+        !self.limit.get().is_zero()
     }
 
     pub(crate) fn pick_wants(&self) -> bool {
@@ -43,8 +53,8 @@ impl Ticks {
 pub(crate) struct Part<'a> {
     host: &'a dyn Host,
     state: &'a State,
-    /// The ticks that this filter wants, and those that the other one does.
-    wants: Option<(&'a Cell<Duration>, &'a Cell<Duration>)>,
+    /// The ticks that all filters want, and of these the ones that this filter does.
+    wants: Option<(&'a Ticks, &'a Cell<Duration>)>,
 }
 
 impl<'a> Part<'a> {
@@ -75,11 +85,11 @@ impl Host for Part<'_> {
     }
 
     fn tick_every(&self, interval: Duration) {
-        let Some((own, other)) = self.wants else { return };
+        let Some((ticks, own)) = self.wants else { return };
         own.set(interval);
-        // The quicker of the two: a tick too many hurts nobody.
-        let both = [own.get(), other.get()];
-        self.host.tick_every(both.into_iter().filter(|wanted| !wanted.is_zero()).min().unwrap_or_default());
+        // The quickest of them: a tick too many hurts nobody.
+        let all = [ticks.extract.get(), ticks.limit.get(), ticks.pick.get()];
+        self.host.tick_every(all.into_iter().filter(|wanted| !wanted.is_zero()).min().unwrap_or_default());
     }
 
     fn now(&self) -> Instant {
@@ -109,7 +119,7 @@ impl Host for Part<'_> {
     fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) {
         self.host.respond(status, headers, body);
     }
-    fn call(&self, call: &Call<'_>) -> bool {
+    fn call(&self, call: &Call<'_>) -> Option<u32> {
         self.host.call(call)
     }
     fn define(&self, kind: Kind, name: &str) -> Metric {

@@ -150,3 +150,25 @@ fn a_limit_keeps_requests_from_pick_and_is_settled_by_what_meter_read() {
     assert!(seen.state(wire::LIMIT).unwrap().ends_with(" charged=0 estimated=0"));
     assert_eq!(worker.world().metric("weir_limit_reserved_tokens;limit=l"), 0);
 }
+
+#[test]
+fn a_request_that_waits_for_its_share_of_a_limit_is_sent_when_that_is_known() {
+    let limit = r#"{"limit":{"limits":[{"name":"l","windows":[{"tokens":1000,"per_s":60}]}],
+        "share":{"cluster":"scorer","id_seed":1}},"pick""#;
+    let mut worker = Worker::new(&CONFIG.replace("{\"pick\"", limit));
+    let mut exchange = send(&mut worker, BODY);
+    let call = exchange.see().calls().pop().unwrap();
+    assert_eq!((exchange.held(), call.path.as_str()), (true, wire::ALLOWANCES_PATH));
+    // The scorer is late: the request is counted by this proxy alone, and then an endpoint is chosen.
+    worker.reply(&mut exchange, &[(":status", "504")], b"");
+    assert!(!exchange.held());
+    assert_eq!(exchange.see().header(wire::DESTINATION).len(), 1);
+    // Renewals are its own: pick is not told of them.
+    worker.world().pass(std::time::Duration::from_millis(1_500));
+    assert!(worker.tick());
+    assert_eq!(worker.calls().pop().unwrap().path, wire::ALLOWANCES_PATH);
+    let grants = br#"{"keys":[{"turn":0,"lacks":false,"sought":false,"parts":[]}]}"#;
+    worker.told(&[(":status", "200"), (wire::SCORER, "1")], grants);
+    assert_eq!(worker.world().metric("weir_limit_share_up"), 1);
+    worker.finish(exchange);
+}

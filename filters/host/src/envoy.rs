@@ -35,8 +35,8 @@ impl<F: Filter> Root<F> {
 }
 
 impl<F: Filter> Context for Root<F> {
-    fn on_http_call_response(&mut self, _: u32, _: usize, body_size: usize, _: usize) {
-        self.with(|filter, host| filter.told(host, reply(body_size)));
+    fn on_http_call_response(&mut self, call: u32, _: usize, body_size: usize, _: usize) {
+        self.with(|filter, host| filter.told(host, call, reply(body_size)));
     }
 }
 
@@ -239,7 +239,7 @@ impl Host for Envoy {
         abi::respond(status, headers, body);
     }
 
-    fn call(&self, call: &Call<'_>) -> bool {
+    fn call(&self, call: &Call<'_>) -> Option<u32> {
         let headers = vec![
             (":method", "POST"),
             (":path", call.path),
@@ -248,10 +248,11 @@ impl Host for Envoy {
         ];
         let sent =
             hostcalls::dispatch_http_call(call.cluster, headers, Some(call.body), vec![], call.timeout);
-        if let Ok(token) = sent {
-            self.call.set(Some(token));
+        let call = sent.ok();
+        if call.is_some() {
+            self.call.set(call);
         }
-        sent.is_ok()
+        call
     }
 
     fn define(&self, kind: Kind, name: &str) -> Metric {

@@ -49,6 +49,11 @@ impl World {
         self.now.set(self.now.get() + time);
     }
 
+    /// The time.
+    pub fn now(&self) -> Instant {
+        self.now.get()
+    }
+
     /// The value of a metric.
     pub fn metric(&self, name: &str) -> u64 {
         self.metrics.borrow().iter().find(|(own, _)| own == name).map_or(0, |(_, value)| *value)
@@ -82,6 +87,8 @@ pub struct Exchange<F: Filter> {
 /// A call that a filter made.
 #[derive(Clone, Debug)]
 pub struct Sent {
+    /// Its number.
+    pub number: u32,
     /// The cluster called.
     pub cluster: String,
     /// The path.
@@ -236,10 +243,10 @@ impl<F: Filter> Worker<F> {
         wanted
     }
 
-    /// A call that was made outside of streams is answered.
-    pub fn told(&mut self, headers: &[(&str, &str)]) {
-        let reply = Reply { headers: headers.iter().copied().collect(), body: Vec::new() };
-        self.filter.told(&self.root, reply);
+    /// The last call that was made outside of streams is answered.
+    pub fn told(&mut self, headers: &[(&str, &str)], body: &[u8]) {
+        let reply = Reply { headers: headers.iter().copied().collect(), body: body.to_vec() };
+        self.filter.told(&self.root, self.root.called.get(), reply);
     }
 
     /// Calls that were made outside of streams.
@@ -301,6 +308,8 @@ pub struct Fake {
     answer: RefCell<Option<Answer>>,
     calls: RefCell<Vec<Sent>>,
     calling: Cell<bool>,
+    /// The number of the last call.
+    called: Cell<u32>,
     /// Of the worker: a stream's wish for ticks is its worker's.
     ticks: Rc<Cell<bool>>,
 }
@@ -321,6 +330,7 @@ impl Fake {
             answer: RefCell::default(),
             calls: RefCell::default(),
             calling: Cell::new(false),
+            called: Cell::new(0),
             ticks: ticks.clone(),
         }
     }
@@ -449,14 +459,17 @@ impl Host for Fake {
         assert!(self.answer.replace(Some(answer)).is_none(), "answered twice");
     }
 
-    fn call(&self, call: &Call<'_>) -> bool {
+    fn call(&self, call: &Call<'_>) -> Option<u32> {
         if call.cluster == "missing" {
-            return false;
+            return None;
         }
         assert!(!self.calling.replace(self.request_open.get()), "a call is out already");
-        let sent = Sent { cluster: call.cluster.into(), path: call.path.into(), body: call.body.to_vec() };
+        let number = self.world.next_id();
+        let sent =
+            Sent { number, cluster: call.cluster.into(), path: call.path.into(), body: call.body.to_vec() };
+        self.called.set(number);
         self.calls.borrow_mut().push(sent);
-        true
+        Some(number)
     }
 
     fn define(&self, _: Kind, name: &str) -> Metric {

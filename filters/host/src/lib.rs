@@ -116,9 +116,9 @@ pub trait Host {
     fn set_property(&self, name: &str, value: &[u8]);
     /// Answers the client. The request goes no further, whatever the callback returns.
     fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]);
-    /// Makes a call. Within a stream its answer comes to [`Filter::reply`], elsewhere to [`Filter::told`]. `false`
-    /// when nothing was sent and nothing will come.
-    fn call(&self, call: &Call<'_>) -> bool;
+    /// Makes a call and gives its number. Within a stream its answer comes to [`Filter::reply`], elsewhere to
+    /// [`Filter::told`]. `None` when nothing was sent and nothing will come.
+    fn call(&self, call: &Call<'_>) -> Option<u32>;
     /// Defines a metric; the same name gives the same metric.
     fn define(&self, kind: Kind, name: &str) -> Metric;
     /// Adds to a counter.
@@ -255,8 +255,8 @@ pub trait Filter: Sized + 'static {
         Flow::Continue
     }
 
-    /// The answer to a call that was made outside of streams.
-    fn told(&mut self, host: &dyn Host, reply: Reply) {}
+    /// The answer to a call that was made outside of streams, by its number.
+    fn told(&mut self, host: &dyn Host, call: u32, reply: Reply) {}
 
     /// The stream is over, however it ended. Comes once, and also to streams that never got here in full.
     fn log(&mut self, stream: &mut Self::Stream, host: &dyn Host) {}

@@ -9,13 +9,22 @@
 //! published its usage by then. When it broke off `meter` does so in its own log callback, which comes after this
 //! filter's: such a request is settled in the callback after that, `done`, too late for the access log.
 //!
+//! With `share` other proxies have the same limits: then a request that does not fit into what this one may use waits for
+//! a call to the scorer, at most `timeout_ms` (`share.rs`).
+//!
 //! What is no inference request passes.
 
+mod share;
+
+use share::{Asked as Call, Sharing};
+use std::time::Duration;
 use weir::invalid::{self, Invalid};
-use weir::limit::{Admitted, Asked, Charge, Denied, Limits, Outcome, Reason, Store, Verdict};
+use weir::limit::{
+    Admitted, Answer, Asked, Charge, Denied, Limits, Outcome, Reach, Reason, Short, Store, Verdict,
+};
 use weir::request::{Dialect, Facts};
 use weir::wire;
-use weir_host::{Callback, Filter, Flow, Headers, Host, Kind, Metric, Of};
+use weir_host::{Callback, Filter, Flow, Headers, Host, Kind, Metric, Of, Reply};
 
 pub use weir::limit::Config;
 
@@ -37,6 +46,7 @@ pub fn check(config: &Config) -> Result<(), Invalid> {
 #[derive(Debug)]
 pub struct Limit {
     limits: Limits,
+    sharing: Option<Sharing>,
     headers: bool,
     /// By the place of the limit.
     metrics: Vec<Metrics>,
@@ -73,6 +83,7 @@ impl Metrics {
 #[derive(Debug, Default)]
 pub struct Stream {
     held: Option<Held>,
+    waits: Option<Waits>,
     /// The headers of an answer have come.
     answered: bool,
 }
@@ -85,6 +96,19 @@ struct Held {
     /// The client asked for a stream.
     stream: bool,
 }
+
+/// A request that waits until the scorer has said what may be used.
+#[derive(Debug)]
+struct Waits {
+    facts: Facts,
+    short: Short,
+    call: Call,
+    /// How often it has asked.
+    times: u32,
+}
+
+/// So often a request asks: others may be quicker to use what it was granted.
+const MOST_TIMES: u32 = 3;
 
 /// Envoy's shared data.
 struct Shared<'a>(&'a dyn Host);
@@ -104,32 +128,60 @@ impl Store for Shared<'_> {
 
 impl Filter for Limit {
     const NAME: &'static str = "weir-limit";
-    const CALLBACKS: &'static [Callback] =
-        &[Callback::RequestHeaders, Callback::ResponseHeaders, Callback::Log, Callback::Done];
+    const CALLBACKS: &'static [Callback] = &[
+        Callback::RequestHeaders,
+        Callback::ResponseHeaders,
+        Callback::Reply,
+        Callback::Log,
+        Callback::Done,
+        Callback::Tick,
+    ];
     type Stream = Stream;
 
     fn configure(json: &[u8], host: &dyn Host) -> Result<Self, Invalid> {
         Self::new(&read(json)?, host)
     }
 
-    fn open(&mut self, _: &dyn Host) -> Stream {
+    fn open(&mut self, host: &dyn Host) -> Stream {
+        if let Some(sharing) = &mut self.sharing {
+            sharing.start(host);
+        }
         Stream::default()
     }
 
     fn request_headers(&mut self, stream: &mut Stream, host: &dyn Host, _end: bool) -> Flow {
         let facts = host.text(&[wire::FACTS]).and_then(|line| wire::read_facts(&line));
         let Some(facts) = facts else { return Flow::Continue };
-        match self.admit(host, &facts) {
-            Verdict::Unlimited => Flow::Continue,
-            Verdict::Admitted(admitted) => {
-                self.count(host, &admitted);
-                stream.held = Some(Held { admitted, dialect: facts.dialect, stream: facts.stream });
-                Flow::Continue
-            }
-            Verdict::Denied(denied) => {
-                self.answer(host, &denied, facts.dialect);
-                Flow::Hold
-            }
+        match self.admit(host, &facts, Reach::Ask) {
+            Verdict::Short(short) => self.ask(stream, host, facts, short, 1),
+            verdict => self.decide(stream, host, &facts, verdict),
+        }
+    }
+
+    fn reply(&mut self, stream: &mut Stream, host: &dyn Host, reply: Reply) -> Flow {
+        let (Some(waits), Some(sharing)) = (stream.waits.take(), &mut self.sharing) else {
+            return Flow::Continue;
+        };
+        let Waits { facts, short, call, times } = waits;
+        sharing.done(&short);
+        let settling = sharing.hear(host, &self.limits, &Shared(host), &call, &reply);
+        let reach = if times < MOST_TIMES { Reach::Ask } else { Reach::Asked };
+        match (self.admit(host, &facts, reach), settling) {
+            (Verdict::Short(short), Some(Duration::ZERO)) => self.ask(stream, host, facts, short, times + 1),
+            (Verdict::Short(_), settling) => self.without(stream, host, &facts, settling),
+            (verdict, _) => self.decide(stream, host, &facts, verdict),
+        }
+    }
+
+    fn told(&mut self, host: &dyn Host, _: u32, reply: Reply) {
+        if let Some(sharing) = &mut self.sharing {
+            sharing.told(host, &self.limits, &Shared(host), &reply);
+        }
+    }
+
+    fn tick(&mut self, host: &dyn Host) {
+        if let Some(sharing) = &mut self.sharing {
+            sharing.renew(host, &self.limits, &Shared(host));
         }
     }
 
@@ -143,6 +195,10 @@ impl Filter for Limit {
     }
 
     fn log(&mut self, stream: &mut Stream, host: &dyn Host) {
+        if let (Some(waits), Some(sharing)) = (stream.waits.take(), &mut self.sharing) {
+            // The client left meanwhile.
+            sharing.done(&waits.short);
+        }
         let Some(held) = stream.held.take() else { return };
         let mut line = format!("verdict=admitted reserved={}", tokens(held.admitted.ticket.reserved()));
         if let Some(standing) = held.admitted.tokens {
@@ -173,14 +229,74 @@ impl Limit {
     /// A filter of a configuration.
     pub fn new(config: &Config, host: &dyn Host) -> Result<Self, Invalid> {
         Ok(Self {
-            limits: Limits::new(config, seed(host))?,
+            limits: Limits::new(
+                config,
+                config.share.as_ref().map_or_else(|| drawn(host, "weir.limit.seed"), |share| share.id_seed),
+            )?,
+            sharing: config.share.clone().map(|share| Sharing::new(share, host)),
             headers: config.headers,
             metrics: config.limits.iter().map(|limit| Metrics::define(host, &limit.name)).collect(),
             evicted: host.define(Kind::Counter, "weir_limit_evicted_total"),
         })
     }
 
-    fn admit(&self, host: &dyn Host, facts: &Facts) -> Verdict {
+    /// Whether this is the number of a call outside of streams that has not been answered.
+    pub fn called(&self, call: u32) -> bool {
+        self.sharing.as_ref().is_some_and(|sharing| sharing.called(call))
+    }
+
+    fn decide(&mut self, stream: &mut Stream, host: &dyn Host, facts: &Facts, verdict: Verdict) -> Flow {
+        match verdict {
+            // Who has asked to no avail, or counts alone, is never short.
+            Verdict::Unlimited | Verdict::Short(_) => Flow::Continue,
+            Verdict::Admitted(admitted) => {
+                self.count(host, &admitted);
+                if let Some(sharing) = &mut self.sharing {
+                    sharing.touch(admitted.ticket.holds(), host.now());
+                }
+                stream.held = Some(Held { admitted, dialect: facts.dialect, stream: facts.stream });
+                Flow::Continue
+            }
+            Verdict::Denied(denied) => {
+                self.refuse(host, &denied, facts.dialect);
+                Flow::Hold
+            }
+        }
+    }
+
+    /// What this proxy may use does not suffice.
+    fn ask(&mut self, stream: &mut Stream, host: &dyn Host, facts: Facts, short: Short, times: u32) -> Flow {
+        let call =
+            self.sharing.as_mut().and_then(|sharing| sharing.ask(host, &self.limits, &short, &Shared(host)));
+        match call {
+            Some(call) => {
+                stream.waits = Some(Waits { facts, short, call, times });
+                Flow::Hold
+            }
+            None => self.without(stream, host, &facts, None),
+        }
+    }
+
+    /// Nobody can say how much more may be used; a scorer that has just started can in `wait`.
+    fn without(
+        &mut self,
+        stream: &mut Stream,
+        host: &dyn Host,
+        facts: &Facts,
+        wait: Option<Duration>,
+    ) -> Flow {
+        let Some(sharing) = &self.sharing else { return Flow::Continue };
+        if sharing.goes_alone(host) {
+            let verdict = self.admit(host, facts, Reach::Alone);
+            return self.decide(stream, host, facts, verdict);
+        }
+        let answer = Answer::unavailable(facts.dialect, wait.unwrap_or(sharing.retry()));
+        host.set_property(wire::LIMIT, b"verdict=unavailable");
+        respond(host, &answer);
+        Flow::Hold
+    }
+
+    fn admit(&self, host: &dyn Host, facts: &Facts, reach: Reach) -> Verdict {
         let headers = match self.limits.needs_headers() {
             true => host.headers(Of::Request),
             false => Headers::default(),
@@ -191,7 +307,7 @@ impl Limit {
         };
         let header = |name: &str| headers.get(name);
         let asked = Asked { facts, header: &header, address: address.as_deref() };
-        self.limits.admit(&Shared(host), &asked, host.now())
+        self.limits.admit(&Shared(host), &asked, reach, host.now())
     }
 
     fn count(&self, host: &dyn Host, admitted: &Admitted) {
@@ -205,7 +321,7 @@ impl Limit {
         }
     }
 
-    fn answer(&self, host: &dyn Host, denied: &Denied, dialect: Dialect) {
+    fn refuse(&self, host: &dyn Host, denied: &Denied, dialect: Dialect) {
         let metrics = self.metrics.get(denied.rule);
         let (verdict, metric) = match denied.reason {
             Reason::TooLarge => ("too_large", metrics.map(|metrics| metrics.too_large)),
@@ -217,16 +333,16 @@ impl Limit {
         let line =
             format!("verdict={verdict} limit={} retry_after_s={}", denied.limit, denied.retry_after_s());
         host.set_property(wire::LIMIT, line.as_bytes());
-        let answer = denied.answer(dialect, || host.wall());
-        let headers = answer.headers.iter().map(|(name, value)| (*name, value.as_str()));
-        let headers: Vec<_> = [("content-type", "application/json")].into_iter().chain(headers).collect();
-        host.respond(answer.status, &headers, answer.body.as_bytes());
+        respond(host, &denied.answer(dialect, || host.wall()));
     }
 
     fn settle(&mut self, host: &dyn Host, held: Held, outcome: &Outcome) -> Charge {
         let ticket = held.admitted.ticket;
         let reserved = signed(ticket.reserved());
         let limits: Vec<usize> = ticket.limits().collect();
+        if let Some(sharing) = &mut self.sharing {
+            sharing.touch(ticket.holds(), host.now());
+        }
         let charge = self.limits.settle(&Shared(host), ticket, outcome, host.now());
         for metrics in limits.into_iter().filter_map(|limit| self.metrics.get(limit)) {
             host.shift(metrics.in_flight, -1);
@@ -259,12 +375,17 @@ fn status(host: &dyn Host) -> u16 {
     code.and_then(|bytes| u16::try_from(i64::from_le_bytes(bytes)).ok()).unwrap_or(0)
 }
 
-/// The seed of all workers' hashes: who comes first makes it.
-fn seed(host: &dyn Host) -> u64 {
-    const SEED: &str = "weir.limit.seed";
+fn respond(host: &dyn Host, answer: &Answer) {
+    let headers = answer.headers.iter().map(|(name, value)| (*name, value.as_str()));
+    let headers: Vec<_> = [("content-type", "application/json")].into_iter().chain(headers).collect();
+    host.respond(answer.status, &headers, answer.body.as_bytes());
+}
+
+/// A random number that all workers have in common: who comes first draws it.
+fn drawn(host: &dyn Host, name: &str) -> u64 {
     let own = host.random();
-    host.create_shared(SEED, &own.to_le_bytes());
-    let shared = host.shared(SEED).and_then(|(bytes, _)| bytes.try_into().ok());
+    host.create_shared(name, &own.to_le_bytes());
+    let shared = host.shared(name).and_then(|(bytes, _)| bytes.try_into().ok());
     shared.map_or(own, u64::from_le_bytes)
 }
 

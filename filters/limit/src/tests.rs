@@ -173,6 +173,110 @@ fn an_address_is_the_client_as_envoy_sees_it() {
     worker.world().pass(Duration::from_secs(62));
 }
 
+const SHARED: &str = r#"{"limits":[{"name":"l","key":["api_key"],"windows":[{"tokens":1000,"per_s":60}]}],
+    "share":{"cluster":"scorer","id_seed":3,"failure_mode":"open"}}"#;
+const SIGNED: [(&str, &str); 2] = [(":status", "200"), (wire::SCORER, "1")];
+const LATE: [(&str, &str); 1] = [(":status", "504")];
+
+/// The scorer, for the clock of one world.
+struct Scorer(weir::limit::Ledger);
+
+impl Scorer {
+    fn new(worker: &Worker<Limit>) -> Self {
+        let scorer = Self(weir::limit::Ledger::new(worker.world().now()));
+        worker.world().pass(Duration::from_secs(4));
+        scorer
+    }
+
+    fn answer(&mut self, worker: &Worker<Limit>, body: &[u8]) -> Vec<u8> {
+        let claims = serde_json::from_slice(body).unwrap();
+        serde_json::to_vec(&self.0.grant(&claims, worker.world().now())).unwrap()
+    }
+
+    /// Answers a request that waits.
+    fn reply(&mut self, worker: &mut Worker<Limit>, exchange: &mut Exchange<Limit>) {
+        let body = self.answer(worker, &exchange.see().calls().pop().unwrap().body);
+        worker.reply(exchange, &SIGNED, &body);
+    }
+}
+
+#[test]
+fn a_request_waits_for_the_scorer_only_when_the_allowance_does_not_suffice() {
+    let mut worker = Worker::<Limit>::new(SHARED);
+    let mut scorer = Scorer::new(&worker);
+    let mut first = send(&mut worker, &KEY);
+    assert!(first.held(), "nothing is granted yet");
+    scorer.reply(&mut worker, &mut first);
+    assert!(!first.held());
+    worker.response(&mut first, "10.0.0.1:1", &SSE);
+    assert_eq!(first.see().answer_header("x-ratelimit-remaining-tokens"), ["900"]);
+    first.see().set_property(wire::USAGE, b"status=complete input=40 cached=0 output=10 reasoning=0");
+    worker.finish(first);
+    // 50 of 100 are left of what was granted.
+    let small = b"dialect=chat stream=1 prompt_tokens=40 max_output_tokens=10 model=m";
+    assert!(!worker.request(&KEY, &[(wire::FACTS, small)], true).held());
+    // Then what is in use is renewed, by one call for all.
+    worker.world().pass(Duration::from_millis(900));
+    assert!(worker.tick());
+    let renewal = worker.calls().pop().unwrap();
+    let claims: weir::limit::Claims = serde_json::from_slice(&renewal.body).unwrap();
+    assert_eq!((renewal.path.as_str(), claims.keys[0].parts[0].used), (wire::ALLOWANCES_PATH, 100_000));
+    assert!(!String::from_utf8(renewal.body.clone()).unwrap().contains("secret"));
+    let grants = scorer.answer(&worker, &renewal.body);
+    worker.told(&SIGNED, &grants);
+}
+
+#[test]
+fn what_others_have_used_is_denied_and_told() {
+    let mut worker = Worker::<Limit>::new(SHARED);
+    let mut scorer = Scorer::new(&worker);
+    let mut first = send(&mut worker, &KEY);
+    let body = first.see().calls().pop().unwrap().body;
+    let mut other: weir::limit::Claims = serde_json::from_slice(&body).unwrap();
+    other.proxy += 1;
+    let part = &mut other.keys[0].parts[0];
+    (part.keep, part.used, part.want, part.reset_ms) = (950_000, 950_000, 950_000, 20_000);
+    scorer.0.grant(&other, worker.world().now());
+    let grants = scorer.answer(&worker, &body);
+    worker.reply(&mut first, &SIGNED, &grants);
+    let answer = first.see().answer().unwrap();
+    assert_eq!((answer.status, answer.header("retry-after")), (429, Some("20")));
+    assert_eq!(answer.header("x-ratelimit-remaining-tokens"), Some("50"));
+    // Nobody asks again for a moment.
+    let again = send(&mut worker, &KEY);
+    assert!(again.see().calls().is_empty() && again.see().answer().unwrap().status == 429);
+}
+
+#[test]
+fn without_the_scorer_open_counts_alone_and_closed_refuses_until_it_is_back() {
+    for mode in ["open", "closed"] {
+        let mut worker = Worker::<Limit>::new(&SHARED.replace("open", mode));
+        let mut scorer = Scorer::new(&worker);
+        let mut first = send(&mut worker, &KEY);
+        worker.reply(&mut first, &LATE, b"");
+        let mut answers = vec![first];
+        answers.extend((0..11).map(|_| send(&mut worker, &KEY)));
+        assert!(answers[1..].iter().all(|one| one.see().calls().is_empty()), "nobody waits for it now");
+        let statuses: Vec<_> =
+            answers.iter().map(|one| one.see().answer().map(|answer| answer.status)).collect();
+        match mode {
+            "open" => assert_eq!(statuses, [vec![None; 10], vec![Some(429); 2]].concat()),
+            _ => assert_eq!(statuses, [Some(503); 12]),
+        }
+        assert_eq!(worker.world().metric("weir_limit_share_up"), 0);
+        // A renewal finds out that it is back.
+        worker.world().pass(Duration::from_millis(1_100));
+        assert!(worker.tick());
+        let probe = worker.calls().pop().unwrap();
+        let grants = scorer.answer(&worker, &probe.body);
+        worker.told(&SIGNED, &grants);
+        assert_eq!(worker.world().metric("weir_limit_share_up"), 1);
+        let mut back = send(&mut worker, &[("x-api-key", "another")]);
+        scorer.reply(&mut worker, &mut back);
+        assert!(!back.held() && back.see().answer().is_none());
+    }
+}
+
 #[test]
 fn what_the_documentation_shows_is_right() {
     let text = include_str!("../../../docs/limits.md");

@@ -280,7 +280,7 @@ impl Filter for Pick {
         }
     }
 
-    fn told(&mut self, host: &dyn Host, reply: Reply) {
+    fn told(&mut self, host: &dyn Host, _: u32, reply: Reply) {
         if let Some(scorer) = &mut self.scorer {
             scorer.told(host, &reply);
         }

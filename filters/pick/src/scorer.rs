@@ -69,7 +69,7 @@ impl Scorer {
 
     fn send(&self, host: &dyn Host, path: &str, body: &[u8]) -> bool {
         let timeout = Duration::from_millis(self.config.timeout_ms.get());
-        host.call(&Call { cluster: &self.config.cluster, path, body, timeout })
+        host.call(&Call { cluster: &self.config.cluster, path, body, timeout }).is_some()
     }
 
     /// Reads the answer; `told` is what [`Scorer::ask`] gave. `None` when the choice has to be made here.

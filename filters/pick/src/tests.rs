@@ -221,13 +221,13 @@ fn a_report_that_was_not_heard_is_told_again_even_when_no_request_comes() {
     let report = worker.calls().remove(0).body;
     worker.tick();
     assert!(worker.calls().is_empty(), "one report at a time");
-    worker.told(&[(":status", "504")]);
+    worker.told(&[(":status", "504")], b"");
     worker.tick();
     assert!(worker.calls().is_empty(), "left alone");
     worker.world().pass(Duration::from_secs(2));
     worker.tick();
     assert_eq!(worker.calls().remove(0).body, report);
-    worker.told(&[(":status", "204"), (wire::SCORER, "1")]);
+    worker.told(&[(":status", "204"), (wire::SCORER, "1")], b"");
     worker.tick();
     assert!(worker.calls().is_empty(), "told");
 }

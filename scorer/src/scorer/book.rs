@@ -1,6 +1,7 @@
 //! The book: pools behind a lock, and what each call does to them.
 
 use super::metrics::Metrics;
+use super::shares::Shares;
 use super::{Config, Refused, Scraped};
 use crate::clock::{self, Clock};
 use serde::Serialize;
@@ -18,6 +19,8 @@ pub struct Scorer {
     pools: Mutex<Pools>,
     metrics: Metrics,
     clock: Clock,
+    /// Limits that proxies share.
+    pub(super) shares: Shares,
 }
 
 /// What is known of one pool.
@@ -53,7 +56,9 @@ impl Scorer {
     pub fn new(config: &Config) -> anyhow::Result<Self> {
         let pools = config.pools(clock::seed())?;
         let metrics = Metrics::new(pools.iter().map(|(name, _)| name))?;
-        Ok(Self { pools: Mutex::new(pools), metrics, clock: Clock::start() })
+        let clock = Clock::start();
+        let shares = Shares::new(config.store.as_ref(), clock.now())?;
+        Ok(Self { pools: Mutex::new(pools), metrics, clock, shares })
     }
 
     /// A thread that died while it held the lock left the book whole: the core does not panic half way.
@@ -179,6 +184,7 @@ impl Scorer {
 
     /// Everything counted, as Prometheus reads it.
     pub fn metrics(&self) -> anyhow::Result<String> {
+        self.metrics.shares(self.shares.keys(), self.shares.store_up());
         Ok(self.metrics.text(&self.loads())?)
     }
 

@@ -1,6 +1,6 @@
 //! The scorer's configuration: where it listens, its pools, how they choose.
 
-use super::Signals;
+use super::{Signals, StoreConfig};
 use crate::document;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -23,6 +23,9 @@ pub struct Config {
     /// How engines are asked how they are; without this they are not, and what was sent to them is all that is known.
     #[serde(default)]
     pub signals: Option<Signals>,
+    /// Where limits that proxies share are kept; without this, in memory.
+    #[serde(default)]
+    pub store: Option<StoreConfig>,
 }
 
 fn loopback() -> SocketAddr {
@@ -39,6 +42,9 @@ impl Config {
     pub fn read_document(document: Value) -> Result<Self, Invalid> {
         let config: Self = read_value(document)?;
         config.pools(0)?;
+        if let Some(store) = &config.store {
+            store.client().map_err(|invalid| invalid.within("store"))?;
+        }
         if config.signals.as_ref().is_some_and(|signals| !signals.path.starts_with('/')) {
             return Err(Invalid::new("signals.path", "a path begins with `/`"));
         }
@@ -71,6 +77,10 @@ mod tests {
             ),
             ("{pools: [{name: a, models: [], endpoints: []}]}", "pools[0].endpoints: empty"),
             ("{pools: [{name: a, models: [], endpoints: [x]}]}", "pools[0].endpoints[0]: \"x\" is not an IP"),
+            (
+                "{pools: [{name: a, models: [], endpoints: ['[::1]:1']}], store: {url: 'x:secret'}}",
+                "store.url: redis://[",
+            ),
             ("{pools: [{nam: a}]}", "pools[0].nam: unknown field `nam`"),
             ("{listen: x, pools: []}", "listen: invalid socket address"),
             (

@@ -6,7 +6,7 @@
 
 use super::{PoolLoad, Refused, Scraped};
 use prometheus::{
-    GaugeVec, Histogram, HistogramOpts, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
+    GaugeVec, Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
     core::Collector,
 };
 use std::time::Duration;
@@ -26,6 +26,8 @@ pub(super) struct Metrics {
     shut: IntCounterVec,
     reserve_seconds: Histogram,
     scrapes: IntCounterVec,
+    shared_keys: IntGauge,
+    store_up: IntGauge,
 }
 
 impl Metrics {
@@ -60,6 +62,12 @@ impl Metrics {
         for outcome in Scraped::OUTCOMES {
             scrapes.with_label_values(&[outcome]);
         }
+        let shared_keys = IntGauge::new("weir_scorer_shared_keys", "Keys of shared limits in memory.")?;
+        let store_up = IntGauge::new(
+            "weir_scorer_store_up",
+            "1 while the store of shared limits answers, or there is none.",
+        )?;
+        let (shared_keys, store_up) = (registered(&registry, shared_keys)?, registered(&registry, store_up)?);
         for pool in pools {
             reservations.with_label_values(&[pool]);
             for counter in [&expired, &trips, &shut] {
@@ -69,7 +77,24 @@ impl Metrics {
         for reason in Refused::REASONS {
             refused.with_label_values(&[reason]);
         }
-        Ok(Self { registry, reservations, refused, expired, trips, shut, reserve_seconds, scrapes })
+        Ok(Self {
+            registry,
+            reservations,
+            refused,
+            expired,
+            trips,
+            shut,
+            reserve_seconds,
+            scrapes,
+            shared_keys,
+            store_up,
+        })
+    }
+
+    /// The keys of shared limits, and whether their store answers; `None`: there is none.
+    pub(super) fn shares(&self, keys: usize, up: Option<bool>) {
+        self.shared_keys.set(i64::try_from(keys).unwrap_or(i64::MAX));
+        self.store_up.set(i64::from(up.unwrap_or(true)));
     }
 
     pub(super) fn reserved(&self, pool: &str) {

@@ -4,7 +4,9 @@
 //! booking, because there is one book: [`weir::pool::Pools`] behind one lock, held for the microseconds of a
 //! choice and never across an await. One thread is enough, and more would only wait for each other.
 //!
-//! Nothing is stored. After a restart the book is empty, every endpoint looks idle, and leases from before are
+//! Limits that gateways share are kept here too, in memory or in a store that several scorers share (`shares.rs`).
+//!
+//! Of the pools nothing is stored. After a restart the book is empty, every endpoint looks idle, and leases from before are
 //! unknown and ignored; what was believed comes back with the traffic. A lease of which nobody reports the end
 //! ends by itself.
 
@@ -13,12 +15,15 @@ mod config;
 mod metrics;
 mod routes;
 mod scrape;
+mod shares;
+mod store;
 mod watch;
 
 pub use book::{PoolLoad, Scorer};
 pub use config::Config;
 pub use routes::Refused;
 pub use scrape::{Config as Signals, Scraped, scrape};
+pub use store::Config as StoreConfig;
 pub use watch::Watch;
 
 use anyhow::Context;

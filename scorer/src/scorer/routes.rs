@@ -29,6 +29,8 @@ pub enum Refused {
     UnknownPool(String),
     /// The pool of that name has no endpoint.
     NoEndpoint(String),
+    /// The store of shared limits cannot be reached.
+    NoStore,
     /// The body is not what is expected; where, and why.
     Unreadable(String),
     /// The body is too large.
@@ -37,14 +39,15 @@ pub enum Refused {
 
 impl Refused {
     /// All reasons, as metrics name them.
-    pub const REASONS: [&str; 4] = ["unknown_pool", "no_endpoint", "unreadable", "too_large"];
+    pub const REASONS: [&str; 5] = ["unknown_pool", "no_endpoint", "no_store", "unreadable", "too_large"];
 
     /// The reason, as metrics name it.
     pub fn reason(&self) -> &'static str {
-        let [unknown_pool, no_endpoint, unreadable, too_large] = Self::REASONS;
+        let [unknown_pool, no_endpoint, no_store, unreadable, too_large] = Self::REASONS;
         match self {
             Self::UnknownPool(_) => unknown_pool,
             Self::NoEndpoint(_) => no_endpoint,
+            Self::NoStore => no_store,
             Self::Unreadable(_) => unreadable,
             Self::TooLarge => too_large,
         }
@@ -58,6 +61,7 @@ impl IntoResponse for Refused {
             Self::NoEndpoint(name) => {
                 (StatusCode::SERVICE_UNAVAILABLE, format!("pool {name:?} has no endpoint"))
             }
+            Self::NoStore => (StatusCode::SERVICE_UNAVAILABLE, "the store of shared limits fails".into()),
             Self::Unreadable(why) => (StatusCode::BAD_REQUEST, why),
             Self::TooLarge => {
                 (StatusCode::PAYLOAD_TOO_LARGE, format!("the body is larger than {MOST_BYTES} bytes"))
@@ -76,6 +80,7 @@ pub(super) fn router(scorer: Arc<Scorer>) -> Router {
     Router::new()
         .route(wire::RESERVE_PATH, post(reserve))
         .route(wire::REPORT_PATH, post(report))
+        .route(wire::ALLOWANCES_PATH, post(allowances))
         .route("/v1/loads", get(loads))
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| async { "ok" }))
@@ -115,6 +120,17 @@ async fn report(State(scorer): State<Arc<Scorer>>, body: Body) -> Response {
             scorer.report(&events);
             StatusCode::NO_CONTENT.into_response()
         }
+        Err(refused) => refuse(&scorer, refused),
+    }
+}
+
+async fn allowances(State(scorer): State<Arc<Scorer>>, body: Body) -> Response {
+    let granted = match read(body) {
+        Ok(claims) => scorer.shares.grant(&claims, || scorer.now()).await,
+        Err(refused) => Err(refused),
+    };
+    match granted {
+        Ok(grants) => Json(grants).into_response(),
         Err(refused) => refuse(&scorer, refused),
     }
 }

@@ -1,0 +1,327 @@
+//! Many proxies, one ledger, and a network that loses, delays and repeats: is the limit kept in every window?
+
+use super::*;
+use crate::invalid;
+use crate::random::Random;
+use crate::request::{Dialect, Facts};
+use crate::response::Usage;
+use std::cell::RefCell;
+use std::collections::HashMap;
+#[cfg(target_arch = "wasm32")]
+use wasm_bindgen_test::wasm_bindgen_test as test;
+
+const SECS: u64 = 5;
+const TOKENS: u64 = 1_000;
+const REQUESTS: usize = 40;
+const AT_ONCE: usize = 9;
+const LEASE: Duration = Duration::from_millis(900);
+const STEP: Duration = Duration::from_millis(20);
+
+#[derive(Default)]
+struct Memory(RefCell<HashMap<String, (Vec<u8>, u32)>>);
+
+impl Store for Memory {
+    fn get(&self, name: &str) -> Option<(Vec<u8>, u32)> {
+        self.0.borrow().get(name).cloned()
+    }
+
+    fn put(&self, name: &str, value: &[u8], version: Option<u32>) -> bool {
+        let mut values = self.0.borrow_mut();
+        let there = values.get(name).map(|(_, version)| *version);
+        if there != version {
+            return false;
+        }
+        values.insert(name.to_owned(), (value.to_vec(), version.unwrap_or(0) + 1));
+        true
+    }
+}
+
+/// A proxy. Its clock has nothing to do with that of others.
+struct Proxy {
+    id: u64,
+    born: Duration,
+    limits: Limits,
+    memory: Memory,
+    hold: Option<Hold>,
+    /// Tickets, with their places in the log and when they end.
+    open: Vec<(Ticket, usize, Instant)>,
+    /// Facts of requests that wait, and how often they have asked.
+    waiting: Vec<(Facts, u32)>,
+}
+
+enum Message {
+    Claims { from: usize, claims: Claims, hold: Hold, sent: Instant },
+    Grants { to: usize, proxy: u64, grants: Grants, hold: Hold, sent: Instant },
+}
+
+struct Network {
+    lost_percent: u64,
+    most_delay_ms: u64,
+    under_way: Vec<(Instant, Message)>,
+}
+
+/// One admission: when, and what it is charged by now.
+struct Entry {
+    at: Instant,
+    cost: u64,
+}
+
+struct World {
+    random: Random,
+    now: Instant,
+    ledger: Ledger,
+    proxies: Vec<Proxy>,
+    network: Network,
+    log: Vec<Entry>,
+    refused: usize,
+}
+
+fn config() -> Config {
+    let json = format!(
+        r#"{{"limits": [{{"name": "l", "max_in_flight": {AT_ONCE}, "windows": [
+            {{"tokens": {TOKENS}, "per_s": {SECS}}}, {{"requests": {REQUESTS}, "per_s": {SECS}}}]}}],
+            "lease_ms": 5000,
+            "share": {{"cluster": "c", "id_seed": 1, "lease_ms": {}, "renew_ms": 100}}}}"#,
+        LEASE.as_millis()
+    );
+    invalid::read(json.as_bytes()).unwrap()
+}
+
+impl Proxy {
+    fn new(random: &mut Random) -> Self {
+        let born = Duration::from_millis(random.next() % 100_000_000);
+        let limits = Limits::new(&config(), 1).unwrap();
+        let (open, waiting) = (Vec::new(), Vec::new());
+        Self { id: random.next(), born, limits, memory: Memory::default(), hold: None, open, waiting }
+    }
+
+    fn clock(&self, now: Instant) -> Instant {
+        now + self.born
+    }
+
+    fn admit(&self, facts: &Facts, reach: Reach, now: Instant) -> Verdict {
+        let asked = Asked { facts, header: &|_| None, address: None };
+        self.limits.admit(&self.memory, &asked, reach, self.clock(now))
+    }
+}
+
+impl World {
+    fn new(seed: u64, proxies: usize, lost_percent: u64, most_delay_ms: u64) -> Self {
+        let mut random = Random::new(seed);
+        let proxies = (0..proxies).map(|_| Proxy::new(&mut random)).collect();
+        let network = Network { lost_percent, most_delay_ms, under_way: Vec::new() };
+        let start = Instant::from_millis(1_000_000);
+        let ledger = Ledger::new(start);
+        Self { random, now: start + LEASE, ledger, proxies, network, log: Vec::new(), refused: 0 }
+    }
+
+    fn post(&mut self, message: impl Fn() -> Message) {
+        for copy in 0..2 {
+            let chance = self.random.next() % 100;
+            let goes = if copy == 0 {
+                chance >= self.network.lost_percent
+            } else {
+                chance < self.network.lost_percent
+            };
+            if goes {
+                let delay = Duration::from_millis(self.random.next() % (self.network.most_delay_ms + 1));
+                self.network.under_way.push((self.now + delay, message()));
+            }
+        }
+    }
+
+    fn claim(&mut self, place: usize, claim: Claim, hold: Hold) {
+        let proxy = &self.proxies[place];
+        let (sent, id) = (proxy.clock(self.now), proxy.id);
+        let claims = Claims { proxy: id, lease_ms: LEASE.as_millis() as u64, keys: vec![claim] };
+        self.post(|| Message::Claims { from: place, claims: claims.clone(), hold, sent });
+    }
+
+    fn request(&mut self, place: usize, facts: Facts, asked: u32) {
+        let reach = if asked < 3 { Reach::Ask } else { Reach::Asked };
+        match self.proxies[place].admit(&facts, reach, self.now) {
+            Verdict::Admitted(admitted) => {
+                let proxy = &mut self.proxies[place];
+                proxy.hold = Some(admitted.ticket.holds()[0]);
+                let ends = self.now + Duration::from_millis(self.random.next() % 2_000);
+                proxy.open.push((admitted.ticket, self.log.len(), ends));
+                self.log.push(Entry { at: self.now, cost: facts.prompt_tokens.into() });
+                self.check();
+            }
+            Verdict::Short(short) => {
+                let hold = short.holds()[0];
+                let proxy = &mut self.proxies[place];
+                let now = proxy.clock(self.now);
+                let claim = proxy.limits.claim(&proxy.memory, hold, short.cost(), 1, now).unwrap();
+                proxy.waiting.push((facts, asked + 1));
+                self.claim(place, claim, hold);
+            }
+            _ => self.refused += 1,
+        }
+    }
+
+    /// No window that ends now holds more than the limit.
+    fn check(&self) {
+        let within = |entry: &&Entry| self.now.since(entry.at) < Duration::from_secs(SECS);
+        let recent: Vec<&Entry> = self.log.iter().rev().take_while(within).collect();
+        let tokens: u64 = recent.iter().map(|entry| entry.cost).sum();
+        assert!(tokens <= TOKENS, "{tokens} tokens in a window");
+        assert!(recent.len() <= REQUESTS, "{} requests in a window", recent.len());
+        let at_once: usize = self.proxies.iter().map(|proxy| proxy.open.len()).sum();
+        assert!(at_once <= AT_ONCE, "{at_once} at once");
+    }
+
+    fn deliver(&mut self) {
+        let (due, later) =
+            std::mem::take(&mut self.network.under_way).into_iter().partition(|(at, _)| *at <= self.now);
+        self.network.under_way = later;
+        let due: Vec<(Instant, Message)> = due;
+        for (_, message) in due {
+            match message {
+                Message::Claims { from, claims, hold, sent } => {
+                    let grants = self.ledger.grant(&claims, self.now);
+                    let proxy = claims.proxy;
+                    self.post(|| Message::Grants { to: from, proxy, grants: grants.clone(), hold, sent });
+                }
+                Message::Grants { to, proxy, grants, hold, sent } => {
+                    let own = &self.proxies[to];
+                    if own.id != proxy {
+                        continue;
+                    }
+                    let heard = Heard { sent, lease: LEASE, vain: Duration::from_millis(100) };
+                    own.limits.hear(&own.memory, hold, &grants.keys[0], heard, own.clock(self.now));
+                    for (facts, asked) in std::mem::take(&mut self.proxies[to].waiting) {
+                        self.request(to, facts, asked);
+                    }
+                }
+            }
+        }
+    }
+
+    fn step(&mut self, rate_percent: u64) {
+        self.now = self.now + STEP;
+        self.deliver();
+        for place in 0..self.proxies.len() {
+            if self.random.next() % 100 < rate_percent {
+                let facts = Facts {
+                    prompt_tokens: (self.random.next() % 60) as u32 + 1,
+                    max_output_tokens: Some(0),
+                    ..Facts::of(Dialect::Chat)
+                };
+                self.request(place, facts, 0);
+            }
+            self.end(place);
+            let proxy = &self.proxies[place];
+            if let Some(hold) = proxy.hold
+                && let Renewal::Due(claim) =
+                    proxy.limits.renew(&proxy.memory, hold, LEASE, proxy.clock(self.now))
+            {
+                self.claim(place, claim, hold);
+            }
+        }
+        self.check();
+    }
+
+    /// Ends the requests whose time has come; some have used less than was reserved.
+    fn end(&mut self, place: usize) {
+        let proxy = &mut self.proxies[place];
+        let (over, open) =
+            std::mem::take(&mut proxy.open).into_iter().partition(|(_, _, ends)| *ends <= self.now);
+        proxy.open = open;
+        let over: Vec<(Ticket, usize, Instant)> = over;
+        for (ticket, entry, _) in over {
+            let used = self.log[entry].cost - self.random.next() % 2 * (self.log[entry].cost / 2);
+            let outcome = Outcome::Used(Usage { input: used, ..Usage::default() });
+            let now = proxy.clock(self.now);
+            let _ = proxy.limits.settle(&proxy.memory, ticket, &outcome, now);
+            self.log[entry].cost = used;
+        }
+    }
+
+    /// A proxy dies with all it knows; its clients' connections end with it. Another one takes its place.
+    fn crash(&mut self, place: usize) {
+        self.proxies[place] = Proxy::new(&mut self.random);
+    }
+
+    fn admitted(&self) -> u64 {
+        self.log.iter().map(|entry| entry.cost).sum()
+    }
+}
+
+#[test]
+fn no_window_is_exceeded_while_messages_are_lost_and_proxies_die() {
+    let mut admitted = 0;
+    for seed in 0..8 {
+        let mut world = World::new(seed, 2 + seed as usize % 4, 15, 400);
+        for step in 1..3_000 {
+            world.step(10 + seed * 6);
+            if step % 701 == 0 {
+                let place = world.random.next() as usize % world.proxies.len();
+                world.crash(place);
+            }
+        }
+        assert!(world.refused > 0, "the limit was never reached");
+        admitted += world.admitted();
+    }
+    // 60 s each: the dead hold a good part of the limit most of the time.
+    assert!(admitted > 8 * 12 * TOKENS / 8, "hardly anything was admitted: {admitted}");
+}
+
+#[test]
+fn no_window_is_exceeded_while_the_ledger_loses_its_memory() {
+    for seed in 0..8 {
+        let mut world = World::new(100 + seed, 3, 0, 100);
+        for step in 1..3_000 {
+            world.step(10 + seed * 6);
+            if step % 201 == 0 {
+                world.ledger = Ledger::new(world.now);
+            }
+        }
+        let admitted = world.admitted();
+        assert!(world.refused > 0 && admitted > 12 * TOKENS / 4, "{admitted} admitted");
+    }
+}
+
+#[test]
+fn what_one_proxy_leaves_another_one_can_use() {
+    let mut alone = None;
+    for proxies in [1, 2, 5] {
+        let mut world = World::new(7, proxies, 0, 5);
+        for _ in 0..3_000 {
+            world.step(60 / proxies as u64);
+        }
+        let admitted = world.admitted();
+        let alone = *alone.get_or_insert(admitted);
+        println!("{proxies} proxies: {admitted}, alone {alone}");
+        assert!(admitted > alone * 85 / 100, "{proxies} proxies: {admitted}, alone {alone}");
+    }
+}
+
+#[test]
+fn an_allowance_that_is_not_renewed_is_free_after_its_lease_and_a_window() {
+    let mut record = Record::default();
+    let claim = |turn, keep, used, want| {
+        let part = Claimed { limit: 100, window_ms: 5_000, keep, used, reset_ms: 5_000, want };
+        Claim { rule: 1, key: 1, turn, parts: vec![part] }
+    };
+    let at = Instant::from_millis;
+    let lease = Duration::from_millis(900);
+    assert_eq!(record.grant(1, lease, &claim(1, 0, 0, 70), false, at(0)).parts[0].amount, 70);
+    let second = record.grant(2, lease, &claim(1, 0, 0, 50), false, at(10));
+    assert_eq!((second.parts[0].amount, second.lacks), (30, true));
+    // The first one hears that more is sought, and gives back what it does not use.
+    assert!(record.grant(1, lease, &claim(1, 0, 20, 70), false, at(20)).sought);
+    let first = record.grant(1, lease, &claim(2, 20, 20, 20), false, at(100));
+    assert_eq!((first.parts[0].amount, first.turn), (20, 2));
+    // A late claim of its first turn changes nothing.
+    let late = record.grant(1, lease, &claim(1, 0, 20, 70), false, at(110));
+    assert!(late.parts.is_empty() && late.turn == 2);
+    assert_eq!(record.grant(2, lease, &claim(1, 0, 30, 100), false, at(120)).parts[0].amount, 80);
+    // Then the first one dies: of what it held nothing is free before 100 + 900 + 5000.
+    let second = |record: &mut Record, now| {
+        record.grant(2, lease, &claim(1, 0, 0, 100), false, at(now)).parts[0].amount
+    };
+    assert_eq!(second(&mut record, 5_999), 80);
+    assert_eq!(second(&mut record, 6_000), 100);
+    assert_eq!(record.ends(), Some(at(6_000 + 900 + 5_000)));
+}

@@ -1,0 +1,314 @@
+//! Limits that several gateways share, through one scorer, and through several with a store.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
+
+use futures_util::future::join_all;
+use reqwest::{Response, StatusCode};
+use rig::{Edit, Gateway, MODELS, Redis, Setup, chat, fields, lead_cluster, request_id, wait_until};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+use tokio::time::sleep;
+use weir_engine::Config;
+
+const CHAT: &str = "/v1/chat/completions";
+const SOON: Duration = Duration::from_secs(10);
+const KEY: &str = "sk-canary-4711";
+
+/// 1,000 tokens per `per_s`, shared; `share` has more fields of that.
+fn limit(per_s: u64, share: Value) -> Value {
+    let mut own = json!({"cluster": "scorer", "id_seed": 7, "lease_ms": 1200, "timeout_ms": 500});
+    own.as_object_mut().unwrap().extend(share.as_object().unwrap().clone());
+    let windows = json!([{"tokens": 1000, "per_s": per_s}]);
+    json!({"limits": [{"name": "l", "key": ["api_key"], "windows": windows}], "share": own})
+}
+
+/// A gateway that asks the scorer at `scorer`.
+fn setup(limit: &Value, chain: bool, scorer: &str, engine: Config) -> Setup {
+    let address = scorer.trim_start_matches("http://").to_owned();
+    let edit: Edit = Box::new(move |envoy| lead_cluster(envoy, "scorer", &address));
+    Setup { chain, limit: Some(limit.clone()), engine, edit: Some(edit), ..Setup::default() }
+}
+
+/// Two gateways of two workers each, and one scorer, which belongs to the first.
+async fn two(limit: &Value, chain: bool, engine: Config) -> [Gateway; 2] {
+    let first =
+        Setup { chain, limit: Some(limit.clone()), engine: engine.clone(), scorer: true, ..Setup::default() };
+    let first = Gateway::start(first).await.unwrap();
+    let scorer = first.scorer.as_ref().unwrap().url.clone();
+    let second = Gateway::start(setup(limit, chain, &scorer, engine)).await.unwrap();
+    // For the length of a lease a scorer that has just started only listens.
+    sleep(Duration::from_millis(1_300)).await;
+    [first, second]
+}
+
+/// Two gateways with a scorer each, which share a store.
+async fn two_with_store(limit: &Value, redis: &Redis, mode: &'static str) -> [Gateway; 2] {
+    let start = async |chain| {
+        let url = redis.url.clone();
+        let store: Edit = Box::new(move |scorer| scorer["store"] = json!({"url": url, "failure_mode": mode}));
+        let engine = Config::instant();
+        let limit = Some(limit.clone());
+        let setup =
+            Setup { chain, limit, engine, scorer: true, edit_scorer: Some(store), ..Setup::default() };
+        Gateway::start(setup).await.unwrap()
+    };
+    let both = [start(false).await, start(true).await];
+    // The first call marks the store, and a lease later it grants.
+    for gateway in &both {
+        send(gateway, "warm", &small(0)).await;
+    }
+    sleep(Duration::from_millis(1_300)).await;
+    both
+}
+
+/// A request that is reserved 100 tokens, and uses about as many.
+fn hundred(turn: usize) -> Value {
+    let mut body = chat(MODELS[0], &format!("{turn:04} {}", "x".repeat(146)), 60);
+    body["stream"] = true.into();
+    body["stream_options"] = json!({"include_usage": true});
+    body
+}
+
+fn small(turn: usize) -> Value {
+    chat(MODELS[0], &format!("{turn}"), 2)
+}
+
+async fn send(gateway: &Gateway, key: &str, body: &Value) -> Response {
+    gateway.client.post(format!("{}{CHAT}", gateway.url)).bearer_auth(key).json(body).send().await.unwrap()
+}
+
+async fn stat(gateways: &[Gateway], name: &str) -> u64 {
+    let mut sum = 0;
+    for gateway in gateways {
+        sum += gateway.stat(&format!("weir_limit_{name};limit=l")).await.unwrap();
+    }
+    sum
+}
+
+/// Tokens that the access logs say were used.
+fn used(gateways: &[Gateway]) -> u64 {
+    let usage = gateways.iter().flat_map(Gateway::access_log).map(|line| fields(&line, "usage"));
+    usage
+        .flat_map(|usage| [usage.get("input").cloned(), usage.get("output").cloned()])
+        .flatten()
+        .map(|n| n.parse::<u64>().unwrap())
+        .sum()
+}
+
+/// Sends bursts through both until nothing more is admitted; gives how many were, and what the others were answered.
+async fn burst(gateways: &[Gateway; 2], key: &str, requests: usize) -> (usize, Vec<Response>) {
+    let answers = join_all((0..requests).map(|turn| {
+        let gateway = &gateways[turn % 2];
+        async move { send(gateway, key, &hundred(turn)).await }
+    }))
+    .await;
+    let (good, refused): (Vec<_>, Vec<_>) = answers.into_iter().partition(|answer| answer.status() == 200);
+    let admitted = good.len();
+    for answer in good {
+        answer.text().await.unwrap();
+    }
+    (admitted, refused)
+}
+
+fn lines(log: &str, wanted: &str) -> usize {
+    log.lines().filter(|line| line.contains(wanted)).count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_hundred_at_once_through_two_gateways_ten_are_admitted_and_charged_what_they_used() {
+    for chain in [false, true] {
+        let engine = Config { decode_ms: 30.0, ..Config::default() };
+        let gateways = two(&limit(600, json!({})), chain, engine).await;
+        let (admitted, refused) = burst(&gateways, KEY, 200).await;
+        assert!((9..=10).contains(&admitted), "chain {chain}: {admitted}");
+        for answer in refused {
+            assert_eq!(answer.status(), 429);
+            assert!(answer.headers().contains_key("retry-after"));
+        }
+        let received: usize = gateways.iter().map(|gateway| gateway.received(0).len()).sum();
+        assert_eq!(received, admitted);
+        wait_until("all are settled", SOON, async || stat(&gateways, "reserved_tokens").await == 0)
+            .await
+            .unwrap();
+        wait_until("the access logs", SOON, async || {
+            gateways.iter().map(|gateway| gateway.access_log().len()).sum::<usize>() == 200
+        })
+        .await
+        .unwrap();
+        assert_eq!(stat(&gateways, "charged_tokens_total").await, used(&gateways), "chain {chain}");
+        // Whoever is asked next knows of both gateways' use.
+        sleep(Duration::from_millis(800)).await;
+        let other = send(&gateways[1], KEY, &small(0)).await;
+        if other.status() == 200 {
+            let left =
+                other.headers()["x-ratelimit-remaining-tokens"].to_str().unwrap().parse::<u64>().unwrap();
+            assert!(left <= 1000 - used(&gateways), "{left} left");
+        }
+        assert_eq!(send(&gateways[1], "another", &hundred(0)).await.status(), 200);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_one_gateway_does_not_use_the_other_one_can() {
+    let gateways = two(&limit(4, json!({})), true, Config::instant()).await;
+    let mut admitted = [0, 0];
+    // All through one, then all through the other, for two windows each.
+    for (place, gateway) in gateways.iter().enumerate() {
+        let end = Instant::now() + Duration::from_secs(8);
+        while Instant::now() < end {
+            admitted[place] += usize::from(send(gateway, KEY, &hundred(0)).await.status() == 200);
+            sleep(Duration::from_millis(40)).await;
+        }
+    }
+    // Each reserves 100 and uses about that; 8 s are nearly two windows of ten each.
+    assert!(admitted.iter().all(|admitted| (14..=30).contains(admitted)), "{admitted:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_scorer_dies_hangs_and_returns_open_goes_on_alone_and_closed_refuses() {
+    for mode in ["open", "closed"] {
+        let limit = limit(2, json!({"failure_mode": mode, "timeout_ms": 100, "retry_ms": 300}));
+        let mut gateways = two(&limit, mode == "open", Config::instant()).await;
+        assert_eq!(send(&gateways[1], KEY, &small(0)).await.status(), 200);
+        let mut scorer = gateways[0].scorer.take().unwrap();
+        for (round, how) in ["killed", "hung"].into_iter().enumerate() {
+            match how {
+                "killed" => scorer.process.kill(),
+                _ => scorer.process.hang(),
+            }
+            // Longer than a lease: nothing that was granted holds.
+            sleep(Duration::from_millis(1_500)).await;
+            let mut statuses = Vec::new();
+            for turn in 0..30 {
+                let start = Instant::now();
+                let answer = send(&gateways[1], &format!("{how} {turn}"), &hundred(turn)).await;
+                assert!(start.elapsed() < Duration::from_millis(900), "{mode}, {how}: {:?}", start.elapsed());
+                if answer.status() == 503 {
+                    assert!(answer.headers().contains_key("retry-after"));
+                }
+                statuses.push(answer.status());
+            }
+            let expected = if mode == "open" { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+            assert!(statuses.iter().all(|status| *status == expected), "{mode}, {how}: {statuses:?}");
+            if mode == "open" {
+                // Its own limit still bounds it.
+                let all = join_all((0..40).map(|turn| {
+                    let gateway = &gateways[1];
+                    async move { send(gateway, how, &hundred(turn)).await.status() }
+                }))
+                .await;
+                let good = all.iter().filter(|status| **status == 200).count();
+                assert!((8..=10).contains(&good), "{how}: {good}");
+            }
+            match how {
+                "killed" => scorer.restart().await.unwrap(),
+                _ => scorer.process.go_on(),
+            }
+            let back = async || gateways[1].stat("weir_limit_share_up").await.unwrap() == 1;
+            wait_until("the scorer is asked again", SOON, back).await.unwrap();
+            sleep(Duration::from_millis(1_500)).await;
+            assert_eq!(send(&gateways[1], "back", &hundred(0)).await.status(), 200, "{mode}, {how}");
+            let log = gateways[1].envoy_log();
+            let gone = if mode == "open" { "counted by this proxy alone" } else { "what is granted lapses" };
+            assert!((1..=2 * (round + 1)).contains(&lines(&log, gone)), "{mode}, {how}: {log}");
+            assert!(lines(&log, "limits are shared") >= round + 1, "{mode}, {how}: {log}");
+            sleep(Duration::from_millis(2_100)).await;
+        }
+        gateways[0].scorer = Some(scorer);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn scorers_share_a_store_which_forgets_idle_keys_and_knows_no_credential() {
+    let dir = tempfile::tempdir().unwrap();
+    let redis = Redis::start(dir.path()).await.unwrap();
+    let gateways = two_with_store(&limit(3, json!({})), &redis, "closed").await;
+    let (admitted, refused) = burst(&gateways, KEY, 200).await;
+    assert!((9..=10).contains(&admitted), "{admitted}");
+    assert!(refused.iter().all(|answer| answer.status() == 429));
+    let keys = redis.keys().unwrap();
+    assert!(keys.len() > 1, "{keys:?}");
+    for key in &keys {
+        assert!(key.starts_with("weir:limit:1:"), "{key}");
+        let value = redis.ask(&["GET", key]).unwrap();
+        assert!(!key.contains("canary") && !value.contains("canary"), "{key}: {value}");
+    }
+    // A scorer's restart forgets nothing.
+    let mut first = gateways.into_iter();
+    let (mut one, other) = (first.next().unwrap(), first.next().unwrap());
+    let mut scorer = one.scorer.take().unwrap();
+    scorer.process.kill();
+    scorer.restart().await.unwrap();
+    one.scorer = Some(scorer);
+    let gateways = [one, other];
+    // Within two windows of idleness nothing is left but the mark.
+    let idle = async || redis.keys().unwrap() == ["weir:limit:1:since"];
+    wait_until("idle keys are gone", Duration::from_secs(8), idle).await.unwrap();
+    let (admitted, _) = burst(&gateways, KEY, 40).await;
+    assert!((9..=10).contains(&admitted), "{admitted}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_store_dies_hangs_and_is_flushed_nothing_hangs_and_it_recovers() {
+    for mode in ["open", "closed"] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut redis = Redis::start(dir.path()).await.unwrap();
+        let limit = limit(2, json!({"failure_mode": mode, "retry_ms": 300}));
+        let gateways = two_with_store(&limit, &redis, mode).await;
+        assert_eq!(send(&gateways[0], KEY, &small(0)).await.status(), 200);
+        for how in ["killed", "hung"] {
+            match how {
+                "killed" => redis.process.kill(),
+                _ => redis.process.hang(),
+            }
+            sleep(Duration::from_millis(1_500)).await;
+            for turn in 0..20 {
+                let start = Instant::now();
+                let answer = send(&gateways[turn % 2], &format!("{how} {turn}"), &hundred(turn)).await;
+                assert!(start.elapsed() < Duration::from_millis(900), "{mode}, {how}: {:?}", start.elapsed());
+                let expected = if mode == "open" { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+                assert_eq!(answer.status(), expected, "{mode}, {how}, {turn}");
+            }
+            match how {
+                "killed" => redis.restart().await.unwrap(),
+                _ => redis.process.go_on(),
+            }
+            let admitted = async || {
+                join_all(gateways.iter().map(|gateway| send(gateway, "back", &small(0))))
+                    .await
+                    .iter()
+                    .all(|answer| answer.status() == 200)
+                    && !redis.keys().unwrap().is_empty()
+            };
+            wait_until("the store is used again", SOON, admitted).await.unwrap();
+            for gateway in &gateways {
+                let log = gateway.scorer_log();
+                assert!(lines(&log, "store of shared limits fails") >= 1, "{mode}, {how}: {log}");
+                assert!(lines(&log, "store of shared limits fails") <= 4, "a flood: {log}");
+            }
+        }
+        // A flush loses what was granted: what proxies hold is heard before anything is granted anew.
+        sleep(Duration::from_millis(2_500)).await;
+        let before = burst(&gateways, "flushed", 40).await.0;
+        redis.ask(&["FLUSHALL"]).unwrap();
+        if mode == "closed" {
+            let (after, refused) = burst(&gateways, "flushed", 40).await;
+            assert!(before + after <= 10, "{before} and {after}");
+            assert!(refused.iter().all(|answer| [429, 503].contains(&answer.status().as_u16())));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_within_the_allowance_waits_for_nobody() {
+    let gateways = two(&limit(600, json!({})), true, Config::instant()).await;
+    // Far below the limit.
+    for turn in 0..20 {
+        let answer = send(&gateways[0], KEY, &small(turn)).await;
+        let id = request_id(&answer);
+        assert_eq!(answer.status(), 200);
+        assert_eq!(fields(&gateways[0].logged(&id).await.unwrap(), "limit")["verdict"], "admitted");
+        sleep(Duration::from_millis(50)).await;
+    }
+    let asked = gateways[0].stat("weir_limit_share_asked_total").await.unwrap();
+    assert!((1..=12).contains(&asked), "{asked} of 20 waited");
+}
