@@ -1,5 +1,5 @@
 //! Every policy through Envoy; bursts on old metrics, and one prefix that all share, through two gateways and a scorer.
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::disallowed_methods, reason = "a test")]
 
 use futures_util::future::join_all;
 use rig::{Gateway, MODELS, Process, Setup, chat, envoy_binary, free_port, get, pick_config, wait_until};

@@ -1,6 +1,7 @@
 use super::*;
-use crate::breaker::Reason;
-use serde_json::json;
+use crate::block;
+use crate::breaker::{Moved, Reason};
+use serde_json::{Value, json};
 #[cfg(target_arch = "wasm32")]
 use wasm_bindgen_test::wasm_bindgen_test as test;
 
@@ -591,7 +592,7 @@ fn a_new_endpoint_whose_metrics_never_come_is_neither_flooded_nor_starved() {
         let mut count = 0;
         for _ in 0..50 {
             id += 1;
-            let chosen = pool.reserve(id, &ask(&blocks(id % 50, 30)), now).unwrap();
+            let chosen = pool.reserve(id, &ask(&blocks(id, 30)), now).unwrap();
             pool.first_token(id, None, now);
             count += usize::from(chosen.order[0] == addresses(5)[4]);
             open.push_back(id);
