@@ -1,10 +1,10 @@
 //! Every policy through Envoy; bursts on old metrics, and one prefix that all share, through two gateways and a scorer.
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::disallowed_methods, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
 use futures_util::future::join_all;
 use rig::{Gateway, MODELS, Process, Setup, chat, envoy_binary, free_port, get, pick_config, wait_until};
 use serde_json::{Value, json};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::Mutex;
 use weir::policy::Policy;
 use xxhash_rust::xxh64::xxh64;
@@ -223,35 +223,28 @@ async fn a_burst_on_frozen_metrics_spreads_with_llm_ds_default() {
     bursts_spread(epp(), true).await;
 }
 
-/// The 99th percentile of how long 32 clients waited for their first byte, sending three requests each; and how many
-/// engines served them.
-async fn hot(gateway: &Gateway, urls: &[String; 2], shared: &str) -> (f64, usize) {
+/// How many of the requests of 32 clients, three each, one after the other, each engine served.
+async fn hot(gateway: &Gateway, urls: &[String; 2], shared: &str) -> Vec<usize> {
     let client = async |client: u64| {
-        let mut waits = Vec::new();
         for turn in 0..3 {
             let prompt = format!("{shared}{}", text(1_000 * client + turn, 80));
             let mut body = chat(MODELS[0], &prompt, 16);
             body["stream"] = true.into();
             let url = format!("{}/v1/chat/completions", urls[client as usize % 2]);
-            let start = Instant::now();
-            let mut answer = gateway.client.post(url).json(&body).send().await.unwrap();
-            answer.chunk().await.unwrap();
-            waits.push(start.elapsed().as_secs_f64());
-            while answer.chunk().await.unwrap().is_some() {}
+            let answer = gateway.client.post(url).json(&body).send().await.unwrap();
+            assert_eq!(answer.status(), 200);
+            answer.bytes().await.unwrap();
         }
-        waits
     };
-    let mut waits: Vec<f64> = join_all((0..32).map(client)).await.concat();
-    waits.sort_by(f64::total_cmp);
-    let used = counts(gateway).iter().filter(|count| **count > 0).count();
-    (waits[waits.len() * 99 / 100], used)
+    join_all((0..32).map(client)).await;
+    counts(gateway)
 }
 
 /// Fault 17: one common system prompt.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hot_prefix_stays_on_one_engine_alone_and_on_none_under_load() {
     let _alone = ALONE.lock().await;
-    let engine = || weir_engine::Config {
+    let engine = weir_engine::Config {
         slots: 4,
         prefill_ms_per_ktoken: 50.0,
         decode_ms: 20.0,
@@ -259,16 +252,14 @@ async fn a_hot_prefix_stays_on_one_engine_alone_and_on_none_under_load() {
         ..Default::default()
     };
     let shared = text(7, 6 << 10);
-    let (gateway, _second, urls) = eight(json!("least_prefill"), engine()).await;
+    let (gateway, _second, urls) = eight(json!("least_prefill"), engine).await;
     for number in 0..20 {
         burst(&gateway, &urls, std::iter::once(format!("{shared}{}", text(number, 80)))).await;
     }
     let alone = counts(&gateway);
     assert!(alone.iter().max().unwrap() * 20 >= 19 * 20, "{alone:?}");
-    let (wait, used) = hot(&gateway, &urls, &shared).await;
-    assert!(used >= 6, "{used} engines");
-    let (by_load, _second, urls) = eight(json!("least_requests"), engine()).await;
-    let (least, _) = hot(&by_load, &urls, &shared).await;
-    // A tenth of a second is for the machine.
-    assert!(wait <= 2.0 * least + 0.1, "{wait:.3} s against {least:.3} s by load alone");
+    // Four slots each are just enough for 32 clients: nobody may have much more than its part, or they wait for slots.
+    let spread = hot(&gateway, &urls, &shared).await;
+    assert!(spread.iter().filter(|count| **count > 0).count() >= 6, "{spread:?}");
+    assert!(spread.iter().all(|count| *count <= 2 * 96 / 8), "more than twice its part: {spread:?}");
 }
