@@ -217,6 +217,11 @@ fn compare(policies: &[String], cases: &[Case], bench: &Bench, say: &dyn Fn(&str
     bench.write(&summaries.concat())
 }
 
+/// Without the tail of a product of decimals.
+fn rounded(speed: f64) -> f64 {
+    (speed * 1e6).round() / 1e6
+}
+
 /// The GPU of an engine's name.
 fn short(engine: &str) -> &str {
     engine.split('-').next().unwrap_or(engine)
@@ -240,7 +245,7 @@ impl Bench {
     /// Cases, each with its own engine unless the command line names one.
     fn all(&self, cases: &[suite::Case]) -> anyhow::Result<Vec<Case>> {
         let read = |of: &suite::Case| {
-            self.case(&of.workload, self.spec(&of.engine)?, of.speed * self.speed, of.requests)
+            self.case(&of.workload, self.spec(&of.engine)?, rounded(of.speed * self.speed), of.requests)
         };
         cases.iter().map(read).collect()
     }
