@@ -43,7 +43,7 @@ pub const CONTROL: [&str; 21] = [
     "x-gateway-destination-endpoint-served",
     "x-gateway-model-name-rewrite",
     "x-llm-d-model-name-rewrite",
-    "x-prefiller-host-port",
+    PREFILLER,
     "x-encoder-hosts-ports",
     "x-data-parallel-host-port",
     "x-kv-cache-source-host-port",
@@ -62,6 +62,8 @@ pub const CONTROL: [&str; 21] = [
 /// Header names that begin so are the gateway's own; a client's copies go as well.
 pub const CONTROL_PREFIX: &str = "x-weir-";
 
+/// Header: the endpoint that computes the prompt, for the one that answers.
+pub const PREFILLER: &str = "x-prefiller-host-port";
 /// Header: asks an endpoint to say how it is beside its answer (ORCA).
 pub const ORCA_FORMAT: &str = "endpoint-load-metrics-format";
 
@@ -72,6 +74,8 @@ pub const FACTS: &str = "weir.facts";
 pub const BLOCKS: &str = "weir.blocks";
 /// Filter state: what was chosen and why (`pick` writes).
 pub const PICK: &str = "weir.pick";
+/// Filter state: every endpoint that might have been chosen and what was made of it, as JSON (`pick` writes, if told to).
+pub const WHY: &str = "weir.why";
 /// Filter state: whether the request was admitted, and what it was charged (`limit` writes).
 pub const LIMIT: &str = "weir.limit";
 /// Filter state: what the answer used (`meter` writes).
@@ -119,6 +123,9 @@ pub struct Reserve {
     /// [`name_hash`] of its LoRA adapter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapter: Option<u64>,
+    /// Say why, too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub explain: bool,
     /// Chained block hashes, sixteen hex digits each, one after the other.
     pub blocks: Blocks,
     /// What became of earlier leases: under load they need no call of their own.
@@ -146,6 +153,12 @@ pub struct Reserved {
     /// No endpoint may be sent to, and there are none above: how to answer the client.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shut: Option<Closed>,
+    /// Every candidate and what was made of it, where that was asked: as [`crate::pool::Why`] is written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<serde_json::Value>,
+    /// The endpoint that is to compute the prompt, where it is another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill: Option<String>,
 }
 
 /// No endpoint of the pool may be sent to.
@@ -412,6 +425,7 @@ impl Reserve {
             session,
             tenant,
             adapter,
+            explain: false,
             blocks: Blocks(ask.blocks.to_vec()),
             events: Vec::new(),
         }

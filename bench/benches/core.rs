@@ -4,13 +4,15 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing, reason = "a benchmark")]
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use serde_json::json;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::hint::black_box;
+use std::time::Duration;
 use weir::breaker::{self, Breaker, Circuit, Config as BreakerConfig, Reason};
 use weir::instant::Instant;
 use weir::limit::{Asked, Limits, Outcome, Store, Verdict};
-use weir::policy::Demand;
+use weir::policy::{Demand, Policy};
 use weir::pool::{Ask, Config, Pool};
 use weir::random::Random;
 use weir::request::{self, Dialect};
@@ -65,11 +67,13 @@ fn answers(c: &mut Criterion) {
     group.finish();
 }
 
-/// Endpoints that each hold some prefixes, and prompts of 4,096 tokens that share a part with one of them.
+/// Endpoints that each hold some prefixes, and prompts of 4,096 tokens that share a part with one of them. `epp` is llm-d's
+/// default.
 fn pool(endpoints: usize, policy: &str) -> (Pool, Vec<Vec<u64>>) {
     let addresses: Vec<String> =
         (0..endpoints).map(|n| format!("10.0.{}.{}:8000", n / 250, n % 250)).collect();
-    let config = Config { policy: policy.into(), ..Config::default() };
+    let policy = if policy == "epp" { json!({"plugins": []}) } else { policy.into() };
+    let config = Config { policy, ..Config::default() };
     let mut pool = Pool::new(&config, &addresses, 7).unwrap();
     let mut random = Random::new(3);
     let mut chain = |n: usize| (0..n).map(|_| random.next()).collect::<Vec<u64>>();
@@ -89,7 +93,8 @@ fn choices(c: &mut Criterion) {
         stream: true,
         ..Demand::default()
     };
-    for policy in ["least_prefill", "p2c", "round_robin"] {
+    group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1)).sample_size(20);
+    for policy in Policy::names().chain(["epp"]) {
         for endpoints in [8, 64, 1_000] {
             let (mut pool, prompts) = pool(endpoints, policy);
             let mut id = 0;

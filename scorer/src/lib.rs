@@ -5,6 +5,8 @@
 //! | [`scorer`] | serves the core's pools to many gateways, over HTTP |
 //! | [`check`] | says whether a configuration file would be accepted, and where not |
 //! | [`explain`] | says what the filters would make of one request or one answer |
+//! | [`lab`] | compares policies on a pool of engines in simulated time |
+//! | [`litellm`] | makes a configuration of a LiteLLM proxy's |
 //! | [`document`] | files to JSON values |
 //! | [`clock`] | the only clock |
 //!
@@ -15,4 +17,6 @@ pub mod check;
 pub mod clock;
 pub mod document;
 pub mod explain;
+pub mod lab;
+pub mod litellm;
 pub mod scorer;

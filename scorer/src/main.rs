@@ -11,7 +11,8 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use weir_scorer::explain::{self, Raw};
-use weir_scorer::{check, document, scorer};
+use weir_scorer::lab::{self, Lab};
+use weir_scorer::{check, document, litellm, scorer};
 
 /// Weir, an inference gateway of Envoy filters: its scorer, and its tools.
 #[derive(Debug, Parser)]
@@ -44,9 +45,17 @@ enum Command {
         #[arg(long, value_name = "BIN")]
         envoy: Option<PathBuf>,
     },
+    /// Print what a LiteLLM proxy's configuration is as Weir's, and say what of it cannot be carried over.
+    ImportLitellm {
+        /// The configuration, YAML or JSON; `-` is standard input.
+        file: PathBuf,
+    },
     /// Say what would be made of one request, one answer, or an engine's metrics, as one line of JSON.
     #[command(subcommand)]
     Explain(Explain),
+    /// Compare policies on a pool of engines in simulated time, with public traces and generated traffic.
+    #[command(subcommand)]
+    Lab(Box<Lab>),
 }
 
 #[derive(Debug, Subcommand)]
@@ -97,7 +106,9 @@ fn main() -> ExitCode {
             let envoy = envoy.or_else(check::envoy_at_hand);
             Ok(files.iter().filter(|file| !check_one(file, effective, envoy.as_deref())).count() == 0)
         }
+        Command::ImportLitellm { file } => import_litellm(&file).map(|()| true),
         Command::Explain(what) => explain_one(what).map(|()| true),
+        Command::Lab(what) => lab::run(*what, &say).map(|()| true),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -138,6 +149,20 @@ fn check_one(file: &Path, effective: bool, envoy: Option<&Path>) -> bool {
         say(&format!("{name}: ok ({})", report.summary()));
     }
     is_good
+}
+
+/// What comes out is JSON, and so YAML.
+fn import_litellm(file: &Path) -> anyhow::Result<()> {
+    let read = || {
+        let text = document::bytes_of(file)?;
+        Ok::<_, anyhow::Error>(litellm::import(&document::read_one(&text)?)?)
+    };
+    let imported = read().with_context(|| file.display().to_string())?;
+    for left_out in &imported.left_out {
+        let _ = writeln!(std::io::stderr(), "{}: {left_out}", file.display());
+    }
+    say(&serde_json::to_string_pretty(&imported.config)?);
+    Ok(())
 }
 
 fn explain_one(what: Explain) -> anyhow::Result<()> {

@@ -68,6 +68,7 @@ pub(super) struct Scratch {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Explained {
     /// What left it out, if anything did.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub left_out_by: Option<String>,
     /// What each score gave it.
     pub scores: Vec<Step>,
@@ -131,6 +132,11 @@ impl Policy {
 
     fn profiles(&mut self) -> impl Iterator<Item = &mut Profile> {
         std::iter::once(&mut self.profile).chain(self.split.as_mut().map(|split| &mut split.profile))
+    }
+
+    /// Whether prompts may be computed by another endpoint than the chosen one.
+    pub fn splits(&self) -> bool {
+        self.split.is_some()
     }
 
     /// Where the prompt is to be computed when `decode` was chosen to answer.

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! AIBrix's least-kv-cache, with the correction without which a burst between two scrapes all goes one way. Who says
-//! nothing is taken for the mean; if nobody does, requests in flight decide. For long answers that fill memory; blind
+//! nothing is taken to be like the others for what was sent there; if nobody does, requests in flight decide. For long answers that fill memory; blind
 //! to prefixes and to queues, so the EPP's mix of scores is mostly the better choice.
 
 use super::{Round, Score, scale};
@@ -20,7 +20,7 @@ impl Score for LeastKv {
         if round.candidates.iter().all(|candidate| candidate.kv_usage().is_none()) {
             scale::fill(round, scores, |candidate| f64::from(candidate.in_flight));
         } else {
-            scale::known_or_mean(round, scores, |candidate| candidate.kv_usage());
+            scale::known_or_alike(round, scores, |candidate| candidate.kv_usage());
         }
         scale::cheapest_first(scores);
     }

@@ -6,7 +6,7 @@
 //!
 //! SGLang's `least_load`. There *queued* is what the engine said at the last poll plus what was sent since, which is set
 //! to zero at each poll, so work in the engine's queue is lost between; here it is all that was accepted and not yet
-//! computed. Unknown memory adds the mean of what is known. Throughput is in tokens per second; the sum is in seconds.
+//! computed. Unknown memory is taken to be like the others'. Throughput is in tokens per second; the sum is in seconds.
 //! For cold prompts of mixed length; blind to prefixes.
 
 use super::number::{Amount, Ratio};
@@ -33,7 +33,7 @@ impl Default for LeastLoad {
 impl Score for LeastLoad {
     fn score(&mut self, round: &Round<'_>, scores: &mut [f64]) {
         const FULL: Ratio = Ratio::of(0.99);
-        scale::known_or_mean(round, scores, |candidate| {
+        scale::known_or_alike(round, scores, |candidate| {
             let usage = candidate.kv_usage()?.clamp(0.0, FULL.get());
             Some(self.kv_weight.get() * usage / (1.0 - usage))
         });

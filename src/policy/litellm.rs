@@ -10,7 +10,7 @@
 //!
 //! Weights, limits and prices are the pool's `attributes`. What LiteLLM does and these do not: weigh by what the *first*
 //! deployment happens to have; check a limit and count after the call (663 of 100 tokens got through), where here what
-//! is booked counts from its booking; prefer a deployment of which no latency is known, where here it gets the mean;
+//! is booked counts from its booking; prefer a deployment of which no latency is known, where here it gets one request at a time;
 //! keep the *oldest* samples; take the first of equals; refuse when all are over their limits, where here the least
 //! used is taken: refusing is the business of `limit` and of the provider.
 //! Answers whose use is not known count their prompt alone. An unknown price is 1 per token.
@@ -240,7 +240,13 @@ impl LatencyBased {
 
 impl Score for LatencyBased {
     fn score(&mut self, round: &Round<'_>, scores: &mut [f64]) {
-        scale::known_or_mean(round, scores, |candidate| self.mean(candidate.place, round.now));
+        let mean = |candidate: &Candidate| self.mean(candidate.place, round.now);
+        let quickest = round.candidates.iter().filter_map(mean).fold(f64::INFINITY, f64::min);
+        // One of which nothing is known gets a request now and then, and no second one before the first is answered.
+        let probe = |candidate: &Candidate| (candidate.in_flight == 0).then_some(quickest);
+        scale::known_or_mean(round, scores, |candidate| {
+            mean(candidate).or(probe(candidate)).filter(|mean| mean.is_finite())
+        });
         let least = scores.iter().copied().fold(f64::INFINITY, f64::min);
         let bound = least * (1.0 + self.lowest_latency_buffer.get());
         scores.iter_mut().for_each(|score| *score = if *score <= bound { least } else { *score });
@@ -271,7 +277,7 @@ impl Score for LatencyBased {
 mod tests {
     use super::*;
     use crate::policy::Policy;
-    use crate::policy::tests::{at, chosen, chosen_for, described, read, shares_at, shares_of};
+    use crate::policy::tests::{at, busy, chosen, chosen_for, described, read, shares_at, shares_of};
     use serde_json::json;
     use std::time::Duration;
     #[cfg(target_arch = "wasm32")]
@@ -325,7 +331,10 @@ mod tests {
         };
         learn(&mut policy, 0, 1_000, 100);
         learn(&mut policy, 1, 1_000, 50);
-        assert_eq!(shares_of(&mut policy, &[at(0), at(1), at(2)], 50), [50, 0, 0], "10 ms, 20 ms, unknown");
+        let asked = busy(2, 1, 0, 0);
+        assert_eq!(shares_of(&mut policy, &[at(0), at(1), asked], 50), [50, 0, 0], "10 ms, 20 ms, unknown");
+        let probed = shares_of(&mut policy, &[at(0), at(1), at(2)], 100);
+        assert!(probed[1] == 0 && probed[2] > 20, "{probed:?}");
         (0..10).for_each(|_| learn(&mut policy, 0, 3_000, 100));
         assert_eq!(shares_of(&mut policy, &[at(0), at(1)], 50), [0, 50], "the latest ten count");
         let mut wide = read(json!({"latency_based": {"lowest_latency_buffer": 0.5}}), 2);

@@ -8,7 +8,7 @@
 //! proportion to how many it delays. Requests are those in flight or what the engine says, whichever is more. A prompt
 //! that is cached whole still costs one token, or a full batch would be free.
 //!
-//! For one model on equal engines; close to `least_prefill`, which adds where this multiplies and so holds affinity
+//! For one model on equal engines; close to `least_prefill`, which multiplies by less and so holds affinity
 //! longer at light load.
 
 use super::{Round, Score, scale};

@@ -55,10 +55,21 @@ pub(super) fn known_or_mean(
     }
 }
 
-/// The lowest and the highest of what is known.
-pub(super) fn bounds(round: &Round<'_>, known: impl Fn(&Candidate) -> Option<f64>) -> Option<(f64, f64)> {
-    let all = round.candidates.iter().filter_map(known);
-    all.fold(None, |bounds: Option<(f64, f64)>, n| {
-        Some(bounds.map_or((n, n), |(low, high)| (low.min(n), high.max(n))))
-    })
+/// Fills `values` with what is known of candidates. Of whom nothing is known is taken to be like the others for as much as
+/// was sent there: as many requests in flight, as much of it. Were it the mean, it would never be the best, and so get
+/// nothing; were it nothing, it would get all.
+pub(super) fn known_or_alike(
+    round: &Round<'_>,
+    values: &mut [f64],
+    known: impl Fn(&Candidate) -> Option<f64>,
+) {
+    let those = || round.candidates.iter().filter_map(|candidate| Some((candidate, known(candidate)?)));
+    let (sum, in_flight, count) = those().fold((0.0, 0.0, 0.0), |(sum, in_flight, count), (one, value)| {
+        (sum + value, in_flight + f64::from(one.in_flight), count + 1.0)
+    });
+    fill(round, values, |candidate| {
+        let alike =
+            if in_flight > 0.0 { f64::from(candidate.in_flight) * sum / in_flight } else { sum / count };
+        known(candidate).unwrap_or(if count > 0.0 { alike } else { 0.5 })
+    });
 }

@@ -90,7 +90,7 @@ pub(super) fn row_of(name: &str) -> Option<&'static Row> {
 }
 
 impl Policy {
-    /// Reads a policy: its name; an object of its name and parameters, `{"least_prefill": {"batch_weight": 16}}`; or
+    /// Reads a policy: its name; an object of its name and parameters, `{"least_prefill": {"held_weight": 0}}`; or
     /// llm-d's `EndpointPickerConfig`.
     pub fn read(value: &Value) -> Result<Self, Invalid> {
         let default = POLICIES.first().map_or("", |row| row.name);

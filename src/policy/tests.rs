@@ -124,8 +124,22 @@ pub(super) fn shares(policy: Value, candidates: &[Candidate], times: usize) -> V
 fn least_prefill_goes_to_the_prefix_until_its_queue_is_dearer() {
     let spread = |one, other| shares(json!("least_prefill"), &[one, other], 10);
     assert_eq!(spread(busy(0, 0, 0, 0), busy(1, 1, 300, 900)), [0, 10]);
-    assert_eq!(spread(busy(0, 0, 0, 0), busy(1, 1, 1500, 900)), [10, 0]);
-    assert_eq!(spread(busy(0, 0, 0, 0), busy(1, 6, 0, 1000)), [10, 0], "a full batch");
+    assert_eq!(spread(busy(0, 0, 0, 0), busy(1, 1, 2_000, 900)), [10, 0]);
+    assert_eq!(spread(busy(0, 0, 0, 0), busy(1, 50, 0, 900)), [10, 0], "beside a full batch work is dearer");
+    let full = |held_tokens| Candidate { held_tokens, ..busy(1, 3, 0, 1_000) };
+    assert_eq!(spread(busy(0, 0, 0, 0), full(20_000)), [0, 10]);
+    assert_eq!(spread(busy(0, 0, 0, 0), full(30_000)), [10, 0], "a prefix spreads when what is held grows");
+}
+
+#[test]
+fn least_prefill_goes_where_the_adapter_is_loaded_until_its_queue_is_dearer() {
+    let spread = |one, other| shares(json!("least_prefill"), &[one, other], 10);
+    let with = |adapter, candidate| Candidate { adapter, ..candidate };
+    let away = with(Adapter::Room, busy(0, 0, 0, 0));
+    assert_eq!(spread(away, with(Adapter::Resident, busy(1, 1, 500, 0))), [0, 10]);
+    assert_eq!(spread(away, with(Adapter::Resident, busy(1, 1, 1_500, 0))), [10, 0]);
+    let unknown = [with(Adapter::Unknown, busy(0, 0, 0, 0)), with(Adapter::Unknown, busy(1, 1, 500, 0))];
+    assert_eq!(spread(unknown[0], unknown[1]), [10, 0], "who says nothing of adapters is not judged by them");
 }
 
 #[test]
@@ -159,7 +173,12 @@ fn a_policy_reads_its_own_effective_configuration() {
         assert_eq!((again.effective(), again.name()), (policy.effective(), name));
     }
     let policy = Policy::read(&json!("least_prefill")).unwrap();
-    assert_eq!(policy.effective(), &json!({"least_prefill": {"uncached_weight": 1.5, "batch_weight": 64.0}}));
+    assert_eq!(
+        policy.effective(),
+        &json!({"least_prefill": {
+            "uncached_weight": 2.5, "batch_weight": 0.2, "held_weight": 0.1, "request_tokens": 60.0, "adapter_tokens": 1500.0
+        }})
+    );
 }
 
 #[test]

@@ -2,8 +2,8 @@
 //!
 //! Choosing and booking are one step ([`Pool::reserve`]), so that a burst of requests does not find the same
 //! endpoint idle. What is booked is a *lease*: it counts as queued prefill until the first token, as in flight
-//! until its end, and ends once, by itself at the latest when its time is up. All load is counted in work
-//! accepted and not finished; the engine is not asked, so nothing here is ever stale.
+//! until its end, and ends once, by itself at the latest when its time is up. Load is counted in work accepted and
+//! not finished, and so is never stale; what engines say of themselves stands beside it ([`Report`]).
 //!
 //! Who may be chosen at all is the breaker's to say ([`crate::breaker`]): each endpoint has a circuit, [`Pool::attempted`] tells
 //! it what came of an attempt, and a lease may be a probe.
@@ -11,92 +11,36 @@
 //! The same pool runs in each worker of a proxy and in the scorer. A pool that did not choose itself learns of
 //! others' choices by [`Pool::book`].
 
+mod choice;
+mod circuits;
+mod config;
 mod index;
+mod leases;
 mod pace;
 mod pools;
 mod seeded;
 mod signals;
 
+pub use choice::Why;
+pub use config::Config;
 pub use index::Index;
 pub use pools::{Pools, Spec};
-pub use signals::{Adapters, Answered, Report};
+pub use signals::{Adapters, Answered, Report, Said};
 
+use leases::Lease;
 use pace::Pace;
 use signals::Heard;
 
-use crate::block;
-use crate::breaker::{self, Breaker, Budget, Circuit, Gate, Moved, Outcome, Probe, Shut, Snapshot, Standing};
+use crate::breaker::{Breaker, Budget, Circuit, Outcome};
 use crate::instant::Instant;
 use crate::invalid::Invalid;
-use crate::policy::{Attributes, Candidate, Demand, Known, News, Policy, Round, Signals, SlowStart, Wants};
+use crate::policy::{Attributes, Candidate, Demand, Known, Policy, SlowStart};
 use crate::random::Random;
 use crate::wire;
-use serde::{Deserialize, Serialize, Serializer};
-use serde_json::Value;
+use serde::Serialize;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::num::{NonZeroU32, NonZeroU64};
 use std::time::Duration;
-
-/// How a pool counts and chooses; the same in filters and scorer.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Config {
-    /// The policy: a name, a name with parameters, or llm-d's `EndpointPickerConfig`. See [`crate::policy`]. Written
-    /// again, it has all defaults filled in.
-    #[serde(serialize_with = "effective")]
-    pub policy: Value,
-    /// Milliseconds after which a lease of which nothing more was heard ends by itself; a first token starts
-    /// them anew. Longer than any answer takes.
-    pub lease_ms: NonZeroU64,
-    /// Tokens of prefixes remembered per endpoint: the size of its cache, when that is known.
-    pub index_tokens: NonZeroU64,
-    /// Tokens of the smallest prefix block, as `extract` cuts them (`block_tokens` there).
-    pub block_tokens: NonZeroU32,
-    /// Endpoints named per request: the chosen one and fallbacks for retries.
-    pub attempts: NonZeroU32,
-    /// Prompt tokens that an endpoint computes per second, until streams have shown it. Only for requests that are
-    /// not streamed, whose first token nobody sees.
-    pub prefill_tokens_per_s: NonZeroU32,
-    /// Milliseconds over which an endpoint that has joined takes its full part: at first a tenth of the requests may go
-    /// there, whatever the policy. 0 turns this off. Endpoints that were there from the start are not held back.
-    pub slow_start_ms: u64,
-    /// Milliseconds after which what an engine said of itself is forgotten: its endpoint is judged by what was sent there.
-    pub stale_ms: NonZeroU64,
-    /// When endpoints are out.
-    pub breaker: breaker::Config,
-}
-
-/// The policy with its defaults filled in; one that is wrong stays as it is.
-fn effective<S: Serializer>(policy: &Value, serializer: S) -> Result<S::Ok, S::Error> {
-    match Policy::read(policy) {
-        Ok(read) => read.effective().serialize(serializer),
-        Err(_) => policy.serialize(serializer),
-    }
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        const LEASE: NonZeroU64 = NonZeroU64::new(600_000).unwrap();
-        const TOKENS: NonZeroU64 = NonZeroU64::new(1 << 20).unwrap();
-        const SIXTEEN: NonZeroU32 = NonZeroU32::new(16).unwrap();
-        const THREE: NonZeroU32 = NonZeroU32::new(3).unwrap();
-        const PACE: NonZeroU32 = NonZeroU32::new(5_000).unwrap();
-        const STALE: NonZeroU64 = NonZeroU64::new(10_000).unwrap();
-        let policy = Value::String("least_prefill".into());
-        Self {
-            prefill_tokens_per_s: PACE,
-            policy,
-            lease_ms: LEASE,
-            index_tokens: TOKENS,
-            block_tokens: SIXTEEN,
-            attempts: THREE,
-            slow_start_ms: 30_000,
-            stale_ms: STALE,
-            breaker: breaker::Config::default(),
-        }
-    }
-}
 
 /// What a request asks of a pool.
 #[derive(Clone, Copy, Debug, Default)]
@@ -118,6 +62,8 @@ pub struct Choice {
     pub policy: Cow<'static, str>,
     /// The first is tried whether it serves again.
     pub probe: bool,
+    /// Where the prompt is to be computed, when that is another endpoint than the chosen one.
+    pub prefill: Option<String>,
 }
 
 /// A lease's name: unique in the pools that share it.
@@ -153,6 +99,10 @@ pub struct Pool {
     budget: Budget,
     /// Places of the endpoints that may be chosen, of the last choice.
     open: Vec<usize>,
+    /// Attempts that came to something, newest first.
+    attempts_noted: VecDeque<(LeaseId, usize, Outcome)>,
+    /// Of those the policy wanted none in the last choice.
+    unfit: bool,
 }
 
 /// One endpoint and what is believed of it.
@@ -182,27 +132,6 @@ enum Joined {
     At(Instant),
 }
 
-/// What one request holds of one endpoint.
-#[derive(Debug)]
-struct Lease {
-    place: usize,
-    incarnation: u64,
-    /// Uncached prompt tokens; zero from the first token on.
-    queued_tokens: u32,
-    /// The same, from its booking to its end.
-    uncached_tokens: u32,
-    prompt_tokens: u32,
-    booked: Instant,
-    first_token: Option<Instant>,
-    expires: Instant,
-    /// When it was booked, and what was queued then, itself included: until its first token has come.
-    queued: Option<(Instant, u64)>,
-    /// Its place in `Pool::unseen`.
-    unseen: Option<Instant>,
-    /// It tries the endpoint of this incarnation, and holds a slot there.
-    probe: Option<(u64, Probe)>,
-}
-
 /// What is known of one endpoint, for a person or a metric.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Load {
@@ -214,23 +143,6 @@ pub struct Load {
     pub queued_tokens: u64,
     /// Tokens of prefixes believed to be in its cache.
     pub index_tokens: u64,
-}
-
-/// What an engine said of itself, for a person or a metric.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Said {
-    /// The endpoint's address.
-    pub address: String,
-    /// Requests queued in it.
-    pub waiting: Option<u32>,
-    /// Requests in its batch.
-    pub running: Option<u32>,
-    /// Part of its KV memory in use.
-    pub kv_usage: Option<f64>,
-    /// Requests sent there since, and not ended.
-    pub sent_since: u32,
-    /// Milliseconds since it said so.
-    pub age_ms: u64,
 }
 
 impl Pool {
@@ -259,6 +171,8 @@ impl Pool {
             breaker: Breaker::new(&config.breaker).map_err(|invalid| invalid.within("breaker"))?,
             budget: Budget::new(&config.breaker.retry_budget),
             open: Vec::new(),
+            attempts_noted: VecDeque::new(),
+            unfit: false,
         };
         pool.set_endpoints(endpoints)?;
         pool.is_first = false;
@@ -346,394 +260,6 @@ impl Pool {
         self.places.contains_key(address)
     }
 
-    /// Leases out.
-    pub fn leases(&self) -> usize {
-        self.leases.len()
-    }
-
-    /// Chooses an endpoint and books the request on it, as lease `id`. `None` when there is no endpoint, or none that may
-    /// be sent to: [`Pool::shut`] knows.
-    pub fn reserve(&mut self, id: LeaseId, ask: &Ask<'_>, now: Instant) -> Option<Choice> {
-        self.expire(now);
-        let gate = self.gate(now);
-        let mut candidates = std::mem::take(&mut self.candidates);
-        let mut choose = |pool: &mut Self, places: &[usize], most: usize| {
-            candidates.clear();
-            for place in places {
-                candidates.extend(pool.candidate(*place, ask, now));
-            }
-            pool.hold_back(&mut candidates);
-            let Ask { blocks, demand } = ask;
-            let round = Round { demand, blocks, candidates: &candidates, now };
-            let order = pool.policy.choose(&round, most, &mut pool.random);
-            let first = order.first().and_then(|&at| candidates.get(at).copied());
-            let place = |at: &usize| Some(candidates.get(*at)?.place);
-            (order.iter().filter_map(place).collect::<Vec<usize>>(), first)
-        };
-        let open = std::mem::take(&mut self.open);
-        let (order, candidate) = match gate {
-            Gate::Open => choose(self, &open, self.attempts),
-            Gate::LeastBad => choose(self, &open, 1),
-            Gate::Probe(place) => {
-                let (mut order, candidate) = choose(self, &[place], 1);
-                order.extend(choose(self, &open, self.attempts.saturating_sub(1)).0);
-                (order, candidate)
-            }
-            Gate::Shut(_) => (Vec::new(), None),
-        };
-        (self.open, self.candidates) = (open, candidates);
-        let (place, candidate) = (*order.first()?, candidate?);
-        let choice = Choice {
-            order: order.iter().filter_map(|&at| Some(self.endpoints.get(at)?.address.clone())).collect(),
-            candidate,
-            policy: self.policy.name().to_owned().into(),
-            probe: matches!(gate, Gate::Probe(_)),
-        };
-        self.book_at(id, place, ask, candidate.cached_tokens, now);
-        if choice.probe {
-            self.probe(id);
-        }
-        Some(choice)
-    }
-
-    /// What is known of the endpoint at a place.
-    fn candidate(&mut self, place: usize, ask: &Ask<'_>, now: Instant) -> Option<Candidate> {
-        let stale = self.stale;
-        let endpoint = self.endpoints.get_mut(place)?;
-        if let Joined::Now = endpoint.joined {
-            endpoint.joined = Joined::At(now);
-        }
-        let age = match endpoint.joined {
-            Joined::At(since) => Some(now.since(since)),
-            Joined::First | Joined::Now => None,
-        };
-        let heard = endpoint.heard.fresh(now, stale);
-        Some(Candidate {
-            place,
-            seed: endpoint.seed,
-            in_flight: endpoint.in_flight,
-            queued_tokens: endpoint.queued_tokens,
-            held_tokens: endpoint.held_tokens,
-            cached_tokens: cached(&endpoint.index, ask),
-            age,
-            engine: heard.map(|heard| heard.signals).unwrap_or_default(),
-            unseen: heard.map_or(0, |heard| heard.unseen),
-            unseen_tokens: heard.map_or(0, |heard| heard.unseen_tokens),
-            adapter: heard.map(|heard| heard.adapter(ask.demand.adapter)).unwrap_or_default(),
-        })
-    }
-
-    /// Lets a new endpoint into as many choices as it is old, so that not everything goes there at once because it is
-    /// idle. If all are new, none is held back.
-    fn hold_back(&mut self, candidates: &mut Vec<Candidate>) {
-        let Self { slow_start, random, .. } = self;
-        let factor = |candidate: &Candidate| slow_start.factor(candidate.age);
-        let most = candidates.iter().map(factor).fold(0.0, f64::max);
-        if candidates.iter().any(|candidate| factor(candidate) < most) {
-            candidates.retain(|candidate| factor(candidate) >= most * random.unit());
-        }
-    }
-
-    /// Who may be sent to; fills `open`.
-    fn gate(&mut self, now: Instant) -> Gate {
-        let circuits = self.endpoints.iter_mut().map(|endpoint| &mut endpoint.circuit);
-        self.breaker.gate(circuits, now, &mut self.random, &mut self.open)
-    }
-
-    /// Why nothing can be chosen at the moment: every endpoint is out. `None` when that is not so.
-    pub fn shut(&mut self, now: Instant) -> Option<Shut> {
-        match self.gate(now) {
-            Gate::Shut(shut) => Some(shut),
-            _ => None,
-        }
-    }
-
-    /// Lease `id` is a probe of its endpoint: known of one's own, told of another's.
-    pub fn probe(&mut self, id: LeaseId) {
-        let Some(lease) = self.leases.get_mut(&id).filter(|lease| lease.probe.is_none()) else { return };
-        if let Some(endpoint) = self.endpoints.get_mut(lease.place) {
-            lease.probe = Some((endpoint.incarnation, endpoint.circuit.probe()));
-        }
-    }
-
-    /// Somebody else already probes the endpoint of lease `id`: the lease ends, and until `until`, before which that will
-    /// be heard of, nobody is sent there.
-    pub fn decline(&mut self, id: LeaseId, until: Instant) {
-        if let Some(endpoint) = self.leases.get(&id).and_then(|lease| self.endpoints.get_mut(lease.place)) {
-            endpoint.circuit.decline(until);
-        }
-        self.release(id);
-    }
-
-    /// An attempt of lease `id`, which may have ended, came to `outcome` at `address`.
-    pub fn attempted(
-        &mut self,
-        id: LeaseId,
-        address: &str,
-        outcome: &Outcome,
-        now: Instant,
-    ) -> Option<Moved> {
-        let place = *self.places.get(address)?;
-        let endpoint = self.endpoints.get_mut(place)?;
-        let lease = self.leases.get_mut(&id);
-        let probe = lease.and_then(|lease| lease.probe.take_if(|(at, _)| *at == endpoint.incarnation));
-        if probe.is_some() {
-            endpoint.circuit.release();
-        }
-        let moved = endpoint.circuit.note(&self.breaker, probe.map(|(_, probe)| probe), outcome, now);
-        if moved == Some(Moved::Out) {
-            // If it comes back it may come back empty.
-            endpoint.index = Index::new(self.index_units, self.random.next());
-        }
-        moved
-    }
-
-    /// Whether anything follows from `outcome` at `address`, here or elsewhere; else it need not be told.
-    pub fn concerns(&self, address: &str, outcome: &Outcome) -> bool {
-        let endpoint = self.places.get(address).and_then(|place| self.endpoints.get(*place));
-        endpoint.is_some_and(|endpoint| self.breaker.concerns(&endpoint.circuit, outcome))
-    }
-
-    /// Retries that there may be.
-    pub fn budget(&mut self) -> &mut Budget {
-        &mut self.budget
-    }
-
-    /// How each endpoint stands, and for how long it gets nothing.
-    pub fn standings(&self, now: Instant) -> impl Iterator<Item = (&str, Standing, Duration)> {
-        self.endpoints.iter().map(move |endpoint| {
-            let Endpoint { address, circuit, .. } = endpoint;
-            (address.as_str(), circuit.standing(now), circuit.free_at().since(now))
-        })
-    }
-
-    /// Probes out.
-    pub fn probing(&self) -> u32 {
-        self.endpoints.iter().map(|endpoint| endpoint.circuit.probing()).sum()
-    }
-
-    /// The circuits that are not closed, to [`Pool::adopt`] them elsewhere.
-    pub fn snapshots(&self) -> impl Iterator<Item = (&str, Snapshot)> {
-        self.endpoints
-            .iter()
-            .filter_map(|endpoint| Some((endpoint.address.as_str(), endpoint.circuit.snapshot()?)))
-    }
-
-    /// Takes over what is known elsewhere of the circuit of `address`.
-    pub fn adopt(&mut self, address: &str, snapshot: &Snapshot) {
-        if let Some(endpoint) = self.places.get(address).and_then(|place| self.endpoints.get_mut(*place)) {
-            endpoint.circuit.adopt(snapshot);
-        }
-    }
-
-    /// Probes that an endpoint gets at a time.
-    pub fn most_probes(&self) -> usize {
-        self.breaker.most_probes()
-    }
-
-    /// After this a lease of which nothing more is heard ends by itself.
-    pub fn lease_period(&self) -> Duration {
-        self.lease
-    }
-
-    /// Whether lease `id` is a probe.
-    pub fn probes(&self, id: LeaseId) -> bool {
-        self.leases.get(&id).is_some_and(|lease| lease.probe.is_some())
-    }
-
-    /// Books a request that somebody else sent to `address`. Unknown addresses are let go.
-    pub fn book(&mut self, id: LeaseId, address: &str, ask: &Ask<'_>, now: Instant) {
-        self.expire(now);
-        let Some(&place) = self.places.get(address) else { return };
-        let Some(endpoint) = self.endpoints.get(place) else { return };
-        let cached_tokens = cached(&endpoint.index, ask);
-        self.book_at(id, place, ask, cached_tokens, now);
-    }
-
-    fn book_at(&mut self, id: LeaseId, place: usize, ask: &Ask<'_>, cached_tokens: u32, now: Instant) {
-        if self.ended_early.contains(&id) {
-            return;
-        }
-        // A lease that comes twice (a repeated message) is the same lease.
-        self.release(id);
-        let Some(endpoint) = self.endpoints.get_mut(place) else { return };
-        let prompt_tokens = ask.demand.prompt_tokens;
-        let queued_tokens = prompt_tokens.saturating_sub(cached_tokens);
-        endpoint.in_flight = endpoint.in_flight.saturating_add(1);
-        endpoint.held_tokens = endpoint.held_tokens.saturating_add(u64::from(prompt_tokens));
-        endpoint.heard.booked(id, queued_tokens, now);
-        endpoint.queued_tokens = endpoint.queued_tokens.saturating_add(u64::from(queued_tokens));
-        endpoint.index.insert(ask.blocks);
-        let ahead = endpoint.queued_tokens;
-        let expires = now + self.lease;
-        self.due.insert((expires, id));
-        let unseen = (!ask.demand.stream).then(|| now + self.pace.time_for(ahead));
-        self.unseen.extend(unseen.map(|time| (time, id)));
-        let incarnation = endpoint.incarnation;
-        self.leases.insert(
-            id,
-            Lease {
-                place,
-                incarnation,
-                queued_tokens,
-                uncached_tokens: queued_tokens,
-                prompt_tokens,
-                booked: now,
-                first_token: None,
-                expires,
-                queued: Some((now, ahead)),
-                unseen,
-                probe: None,
-            },
-        );
-        let news = News::Booked { place, demand: ask.demand, uncached_tokens: queued_tokens };
-        self.policy.learn(&news, now);
-    }
-
-    /// The first token of lease `id` has come: its prompt is computed. `served` is the endpoint that it came from.
-    ///
-    /// After a retry that is another than the chosen one. Then the lease moves there, and of the chosen one nothing
-    /// is believed any more: it failed, and if it comes back it may come back empty.
-    pub fn first_token(&mut self, id: LeaseId, served: Option<&str>, now: Instant) {
-        self.computed(id);
-        let Some(lease) = self.leases.get_mut(&id) else { return };
-        lease.first_token = lease.first_token.or(Some(now));
-        let server = served.and_then(|address| self.places.get(address)).copied().unwrap_or(lease.place);
-        if let Some((booked, tokens)) = lease.queued.take().filter(|_| lease.unseen.is_none()) {
-            self.pace.learn(tokens, now.since(booked));
-            // Of another than the chosen one it is not known what it had to compute, nor since when.
-            if server == lease.place {
-                let (place, uncached_tokens) = (lease.place, lease.uncached_tokens);
-                let after = now.since(booked);
-                let news = News::FirstToken { place, after, uncached_tokens, queued_tokens: tokens };
-                self.policy.learn(&news, now);
-            }
-        }
-        self.due.remove(&(lease.expires, id));
-        lease.expires = now + self.lease;
-        self.due.insert((lease.expires, id));
-        if server == lease.place {
-            return;
-        }
-        let prompt_tokens = u64::from(lease.prompt_tokens);
-        if let Some(failed) = self.endpoints.get_mut(lease.place) {
-            failed.in_flight = failed.in_flight.saturating_sub(1);
-            failed.held_tokens = failed.held_tokens.saturating_sub(prompt_tokens);
-            failed.heard.ended(lease.uncached_tokens, lease.booked);
-            failed.index = Index::new(self.index_units, self.random.next());
-        }
-        if let Some(endpoint) = self.endpoints.get_mut(server) {
-            endpoint.in_flight = endpoint.in_flight.saturating_add(1);
-            endpoint.held_tokens = endpoint.held_tokens.saturating_add(prompt_tokens);
-            endpoint.heard.booked(id, lease.uncached_tokens, lease.booked);
-            lease.place = server;
-            lease.incarnation = endpoint.incarnation;
-        }
-    }
-
-    /// How the answer of lease `id` went. Said before [`Pool::end`], which need not know.
-    pub fn answered(&mut self, id: LeaseId, answered: &Answered, now: Instant) {
-        let Some(lease) = self.leases.get(&id) else { return };
-        let place = lease.place;
-        let news = News::Ended {
-            place,
-            after: now.since(lease.booked),
-            decoding: lease.first_token.map(|first| now.since(first)),
-            output_tokens: answered.output_tokens,
-            failed: answered.failed,
-        };
-        self.policy.learn(&news, now);
-        let Some(signals) = answered.said() else { return };
-        self.policy.learn(&News::Reported { place, signals }, now);
-        if self.endpoints.get(place).is_some_and(|endpoint| !endpoint.heard.is_asked) {
-            self.take(place, &Report { at: now, signals, ..Report::default() });
-        }
-    }
-
-    /// What the policy learns of answers.
-    pub fn wants(&self) -> Wants {
-        self.policy.wants()
-    }
-
-    /// What an endpoint says of itself. What it said before is forgotten, also where it says nothing now; and if it has
-    /// started anew since then, so is what it was believed to hold.
-    pub fn hear(&mut self, address: &str, report: &Report) {
-        let Some(&place) = self.places.get(address) else { return };
-        if let Some(endpoint) = self.endpoints.get_mut(place) {
-            endpoint.heard.is_asked = true;
-        }
-        self.take(place, report);
-        let signals = Signals { at: Some(report.at), ..report.signals };
-        self.policy.learn(&News::Reported { place, signals }, report.at);
-    }
-
-    fn take(&mut self, place: usize, report: &Report) {
-        let Some(endpoint) = self.endpoints.get_mut(place) else { return };
-        let is_alive = |id: &LeaseId| self.leases.get(id).is_some_and(|lease| lease.place == place);
-        if endpoint.heard.hear(report, is_alive) {
-            endpoint.index = Index::new(self.index_units, self.random.next());
-        }
-    }
-
-    /// The prompt of lease `id` waits no longer.
-    fn computed(&mut self, id: LeaseId) {
-        let Some(lease) = self.leases.get_mut(&id) else { return };
-        if let Some(endpoint) = self.endpoints.get_mut(lease.place) {
-            endpoint.queued_tokens = endpoint.queued_tokens.saturating_sub(u64::from(lease.queued_tokens));
-        }
-        lease.queued_tokens = 0;
-        if let Some(time) = lease.unseen {
-            self.unseen.remove(&(time, id));
-        }
-    }
-
-    /// The request of lease `id` is over, however it ended. Says whether there was such a lease. If not, its booking
-    /// may still be on its way, and will not count when it comes.
-    pub fn end(&mut self, id: LeaseId) -> bool {
-        const REMEMBERED: usize = 256;
-        let known = self.release(id);
-        if !known {
-            self.ended_early.truncate(REMEMBERED - 1);
-            self.ended_early.push_front(id);
-        }
-        known
-    }
-
-    fn release(&mut self, id: LeaseId) -> bool {
-        self.computed(id);
-        let Some(lease) = self.leases.remove(&id) else { return false };
-        self.due.remove(&(lease.expires, id));
-        if let Some(endpoint) = self.endpoints.get_mut(lease.place) {
-            endpoint.in_flight = endpoint.in_flight.saturating_sub(1);
-            endpoint.held_tokens = endpoint.held_tokens.saturating_sub(u64::from(lease.prompt_tokens));
-            endpoint.heard.ended(lease.uncached_tokens, lease.booked);
-        }
-        if let Some((probed, _)) = lease.probe {
-            self.end_probe(probed);
-        }
-        true
-    }
-
-    /// A slot of the endpoint of this incarnation comes back. Not of its lease's: that may have moved to who served.
-    fn end_probe(&mut self, incarnation: u64) {
-        let probed = self.endpoints.iter_mut().find(|endpoint| endpoint.incarnation == incarnation);
-        probed.into_iter().for_each(|endpoint| endpoint.circuit.release());
-    }
-
-    /// Ends the leases whose time is up, and says how many.
-    pub fn expire(&mut self, now: Instant) -> usize {
-        while let Some(&(_, id)) = self.unseen.first().filter(|(time, _)| *time <= now) {
-            self.unseen.pop_first();
-            self.computed(id);
-        }
-        let mut expired = 0;
-        while let Some(&(_, id)) = self.due.first().filter(|(expires, _)| *expires <= now) {
-            self.due.pop_first();
-            expired += usize::from(self.release(id));
-        }
-        expired
-    }
-
     /// `address` is known to hold a prefix.
     pub fn hold(&mut self, address: &str, blocks: &[u64]) {
         if let Some(endpoint) = self.places.get(address).and_then(|place| self.endpoints.get_mut(*place)) {
@@ -750,27 +276,9 @@ impl Pool {
         })
     }
 
-    /// All leases, with their endpoint and the prompt tokens that wait there, to [`Pool::book`] them elsewhere.
-    pub fn booked(&self) -> impl Iterator<Item = (LeaseId, &str, u32)> {
-        self.leases.iter().filter_map(|(id, lease)| {
-            Some((*id, self.endpoints.get(lease.place)?.address.as_str(), lease.queued_tokens))
-        })
-    }
-
     /// The addresses of its endpoints.
     pub fn addresses(&self) -> impl Iterator<Item = &str> {
         self.endpoints.iter().map(|endpoint| endpoint.address.as_str())
-    }
-
-    /// What engines said of themselves, of those endpoints whose word is not too old.
-    pub fn said(&self, now: Instant) -> impl Iterator<Item = Said> {
-        self.endpoints.iter().filter_map(move |endpoint| {
-            let heard = endpoint.heard.fresh(now, self.stale)?;
-            let Signals { waiting, running, kv_usage, at, .. } = heard.signals;
-            let age = now.since(at?);
-            let (address, sent_since) = (endpoint.address.clone(), heard.unseen);
-            Some(Said { address, waiting, running, kv_usage, sent_since, age_ms: age.as_millis() as u64 })
-        })
     }
 
     /// What is known of each endpoint.
@@ -783,16 +291,6 @@ impl Pool {
         };
         self.endpoints.iter().map(load).collect()
     }
-}
-
-/// Tokens of the prompt that are believed to be in the endpoint's cache: as large a share of its tokens as the units
-/// matched are of its units. One token is always computed.
-fn cached(index: &Index, ask: &Ask<'_>) -> u32 {
-    let Demand { prompt_tokens, prompt_units, .. } = ask.demand;
-    let units = block::units(index.matched(ask.blocks)) as u64;
-    let tokens = units.saturating_mul(u64::from(prompt_tokens)).checked_div(u64::from(prompt_units));
-    let tokens = tokens.and_then(|tokens| u32::try_from(tokens).ok()).unwrap_or(0);
-    tokens.min(prompt_tokens.saturating_sub(1))
 }
 
 /// An endpoint is named as Envoy's `override_host` reads it: an IP address with its port.

@@ -8,9 +8,9 @@
 //! What is missing is unknown and what is old is forgotten. Neither is zero: an engine that does not answer must not look
 //! idle.
 
-use super::LeaseId;
+use super::{Index, LeaseId, Pool};
 use crate::instant::Instant;
-use crate::policy::{Adapter, Signals};
+use crate::policy::{Adapter, News, Signals, Wants};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -80,6 +80,23 @@ pub struct Adapters {
     pub most: Option<usize>,
 }
 
+/// What an engine said of itself, for a person or a metric.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Said {
+    /// The endpoint's address.
+    pub address: String,
+    /// Requests queued in it.
+    pub waiting: Option<u32>,
+    /// Requests in its batch.
+    pub running: Option<u32>,
+    /// Part of its KV memory in use.
+    pub kv_usage: Option<f64>,
+    /// Requests sent there since, and not ended.
+    pub sent_since: u32,
+    /// Milliseconds since it said so.
+    pub age_ms: u64,
+}
+
 /// What was heard of one endpoint.
 #[derive(Debug, Default)]
 pub(super) struct Heard {
@@ -108,8 +125,7 @@ impl Heard {
         if self.signals.at.is_some_and(|last| report.at < last) {
             return false;
         }
-        while let Some(&(booked, id, tokens)) = self.sent.front().filter(|(booked, ..)| *booked <= report.at)
-        {
+        while let Some(&(booked, id, tokens)) = self.sent.front().filter(|(booked, ..)| *booked < report.at) {
             self.sent.pop_front();
             if is_alive(&id) {
                 self.ended(tokens, booked);
@@ -126,7 +142,7 @@ impl Heard {
 
     /// A request was sent there.
     pub(super) fn booked(&mut self, id: LeaseId, uncached_tokens: u32, now: Instant) {
-        if self.signals.at.is_some_and(|at| now > at) {
+        if self.signals.at.is_some_and(|at| now >= at) {
             self.unseen = self.unseen.saturating_add(1);
             self.unseen_tokens = self.unseen_tokens.saturating_add(u64::from(uncached_tokens));
             self.sent.push_back((now, id, uncached_tokens));
@@ -135,7 +151,7 @@ impl Heard {
 
     /// A request that was sent there at that time is over.
     pub(super) fn ended(&mut self, uncached_tokens: u32, booked: Instant) {
-        if self.signals.at.is_some_and(|at| booked > at) {
+        if self.signals.at.is_some_and(|at| booked >= at) {
             self.unseen = self.unseen.saturating_sub(1);
             self.unseen_tokens = self.unseen_tokens.saturating_sub(u64::from(uncached_tokens));
         }
@@ -154,5 +170,43 @@ impl Heard {
             }
             _ => Adapter::Room,
         }
+    }
+}
+
+impl Pool {
+    /// What the policy learns of answers.
+    pub fn wants(&self) -> Wants {
+        self.policy.wants()
+    }
+
+    /// What an endpoint says of itself. What it said before is forgotten, also where it says nothing now; and if it has
+    /// started anew since then, so is what it was believed to hold.
+    pub fn hear(&mut self, address: &str, report: &Report) {
+        let Some(&place) = self.places.get(address) else { return };
+        if let Some(endpoint) = self.endpoints.get_mut(place) {
+            endpoint.heard.is_asked = true;
+        }
+        self.take(place, report);
+        let signals = Signals { at: Some(report.at), ..report.signals };
+        self.policy.learn(&News::Reported { place, signals }, report.at);
+    }
+
+    pub(super) fn take(&mut self, place: usize, report: &Report) {
+        let Some(endpoint) = self.endpoints.get_mut(place) else { return };
+        let is_alive = |id: &LeaseId| self.leases.get(id).is_some_and(|lease| lease.place == place);
+        if endpoint.heard.hear(report, is_alive) {
+            endpoint.index = Index::new(self.index_units, self.random.next());
+        }
+    }
+
+    /// What engines said of themselves, of those endpoints whose word is not too old.
+    pub fn said(&self, now: Instant) -> impl Iterator<Item = Said> {
+        self.endpoints.iter().filter_map(move |endpoint| {
+            let heard = endpoint.heard.fresh(now, self.stale)?;
+            let Signals { waiting, running, kv_usage, at, .. } = heard.signals;
+            let age = now.since(at?);
+            let (address, sent_since) = (endpoint.address.clone(), heard.unseen);
+            Some(Said { address, waiting, running, kv_usage, sent_since, age_ms: age.as_millis() as u64 })
+        })
     }
 }

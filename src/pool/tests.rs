@@ -1,5 +1,7 @@
 use super::*;
-use serde_json::json;
+use crate::block;
+use crate::breaker::{Moved, Reason};
+use serde_json::{Value, json};
 #[cfg(target_arch = "wasm32")]
 use wasm_bindgen_test::wasm_bindgen_test as test;
 
@@ -278,6 +280,60 @@ fn two_pools_of_the_same_endpoints_may_choose_by_different_policies() {
     assert!(said.starts_with("pools[0].choose.policy: unknown policy"), "{said}");
 }
 
+#[test]
+fn who_is_out_is_neither_chosen_nor_named_and_keeps_no_prefix() {
+    let (bad, good) = (Outcome::failed(Reason::Connect), Outcome::of_status(200, None));
+    let mut pool = pool(3);
+    let prompt = blocks(1, 40);
+    let dead = pool.reserve(1, &ask(&prompt), NOW).unwrap().order[0].clone();
+    assert_eq!(pool.attempted(1, &dead, &bad, NOW), None);
+    assert_eq!(pool.attempted(1, &dead, &bad, NOW), None, "told twice, counted once");
+    assert_eq!(pool.attempted(2, &dead, &bad, NOW), Some(Moved::Out));
+    pool.end(1);
+    for id in 10..40 {
+        let order = pool.reserve(id, &ask(&prompt), NOW).unwrap().order;
+        assert!(order.len() == 2 && !order.contains(&dead), "{order:?}");
+        pool.end(id);
+    }
+    let later = NOW + Duration::from_secs(5);
+    let probe = pool.reserve(50, &ask(&prompt), later).unwrap();
+    assert!(probe.probe && probe.order[0] == dead && probe.order.len() == 3, "{probe:?}");
+    assert_eq!(probe.candidate.cached_tokens, 0, "it may have come back empty");
+    assert!(!pool.reserve(51, &ask(&prompt), later).unwrap().order.contains(&dead));
+    assert_eq!(pool.attempted(50, &dead, &good, later), Some(Moved::Back));
+    assert!(pool.end(50) && pool.end(51));
+    assert!(idle(&pool) && pool.probing() == 0);
+}
+
+#[test]
+fn a_probes_slot_comes_back_with_its_lease_wherever_that_has_gone() {
+    let bad = Outcome::failed(Reason::Connect);
+    for how in 0..4 {
+        let mut pool = pool(2);
+        let first = "10.0.0.0:8000";
+        for id in 1..=2 {
+            pool.attempted(id, first, &bad, NOW);
+        }
+        let later = NOW + Duration::from_secs(5);
+        let probe = pool.reserve(1, &ask(&blocks(1, 4)), later).unwrap();
+        assert_eq!((probe.probe, pool.probing()), (true, 1));
+        match how {
+            0 => assert!(pool.end(1)),
+            1 => {
+                pool.first_token(1, Some("10.0.0.1:8000"), later);
+                pool.end(1);
+            }
+            2 => assert_eq!(pool.expire(later + Duration::from_secs(601)), 1),
+            _ => {
+                // It has moved to the other, which leaves the pool.
+                pool.first_token(1, Some("10.0.0.1:8000"), later);
+                pool.set_endpoints(&addresses(1)).unwrap();
+            }
+        }
+        assert_eq!(pool.probing(), 0, "{how}");
+    }
+}
+
 fn with(policy: Value, n: usize) -> Pool {
     let config = Config { policy, ..Config::default() };
     Pool::new(&config, &addresses(n), 9).unwrap()
@@ -419,7 +475,9 @@ fn a_new_endpoint_gets_its_part_slowly_and_then_whole() {
             let mut to_new = 0;
             for _ in 0..count {
                 id += 1;
-                let chosen = pool.reserve(id, &ask(&blocks(id % 50, 30)), now).unwrap();
+                // Half of the prompts are known to the four, half are new to all.
+                let prompt = if id % 2 == 0 { id % 50 } else { 1_000 + id };
+                let chosen = pool.reserve(id, &ask(&blocks(prompt, 30)), now).unwrap();
                 pool.first_token(id, None, now);
                 to_new += usize::from(chosen.order[0] == addresses(5)[4]);
                 open.push_back(id);
@@ -446,4 +504,106 @@ fn a_pool_of_new_endpoints_alone_is_not_held_back() {
     pool.set_endpoints(&addresses(3)).unwrap();
     let counts = burst(&mut pool, 0, 30, NOW);
     assert!(counts.iter().all(|count| *count == 10), "{counts:?}");
+}
+
+fn disagg(no_prefill: &str) -> Pool {
+    let policy = json!({
+        "kind": "EndpointPickerConfig",
+        "plugins": [
+            {"type": "prefill-filter"}, {"type": "decode-filter"}, {"type": "token-load-scorer"}, {"type": "active-request-scorer"}, {"type": "prefix-cache-scorer"},
+            {"type": "prefix-based-pd-decider", "parameters": {"nonCachedTokens": 100}},
+            {"type": "disagg-profile-handler", "parameters": {
+                "deciders": {"prefill": "prefix-based-pd-decider"}, "onNoPrefill": no_prefill}},
+        ],
+        "schedulingProfiles": [
+            {"name": "prefill", "plugins": [{"pluginRef": "prefill-filter"}, {"pluginRef": "token-load-scorer"}]},
+            {"name": "decode", "plugins": [{"pluginRef": "decode-filter"}, {"pluginRef": "active-request-scorer"}, {"pluginRef": "prefix-cache-scorer"}]},
+        ],
+    });
+    let mut pool = with(policy, 4);
+    let role = |role: &str| Attributes {
+        labels: BTreeMap::from_iter([("llm-d.ai/role".to_owned(), role.to_owned())]),
+        ..Attributes::default()
+    };
+    let roles = ["prefill", "prefill", "decode", "decode"].map(role);
+    pool.describe(addresses(4).into_iter().zip(roles).collect());
+    pool
+}
+
+#[test]
+fn a_prompt_computed_elsewhere_waits_there_and_nowhere_else() {
+    let mut pool = disagg("decode-only");
+    let queued = |pool: &Pool| pool.loads().iter().map(|load| load.queued_tokens > 0).collect::<Vec<_>>();
+    let prompts: Vec<_> = (0..4).map(|id| blocks(id, 30)).collect();
+    for (id, prompt) in (0..).zip(&prompts) {
+        let choice = pool.reserve(id, &ask(prompt), NOW).unwrap();
+        assert!(addresses(4)[2..].contains(&choice.order[0]));
+        assert_eq!(choice.order.len(), 2, "who only computes prompts is no fallback");
+        assert!(addresses(4)[..2].contains(&choice.prefill.unwrap()));
+    }
+    assert_eq!(queued(&pool), [true, true, false, false]);
+    assert!(pool.loads().iter().all(|load| load.in_flight == 2), "each has two: {:?}", pool.loads());
+    (0..4).for_each(|id| pool.first_token(id, None, NOW));
+    assert_eq!(queued(&pool), [false; 4]);
+    assert_eq!(pool.loads().iter().map(|load| load.in_flight).sum::<u32>(), 4, "the prompts are computed");
+    let again = pool.reserve(9, &ask(&prompts[0]), NOW).unwrap();
+    assert_eq!(again.prefill, None, "it holds the prompt now");
+    pool.end(9);
+    (0..4).for_each(|id| assert!(pool.end(id)));
+    assert!(idle(&pool));
+    pool.reserve(10, &ask(&blocks(10, 30)), NOW);
+    assert!(pool.end(10), "before its first token");
+    assert!(idle(&pool));
+}
+
+#[test]
+fn with_nobody_to_compute_a_prompt_the_configuration_decides() {
+    let decode: Vec<String> = addresses(4)[2..].to_vec();
+    let prompt = blocks(1, 30);
+    let mut pool = disagg("decode-only");
+    pool.set_endpoints(&decode).unwrap();
+    assert_eq!(pool.reserve(1, &ask(&prompt), NOW).unwrap().prefill, None);
+    let mut pool = disagg("refuse");
+    pool.set_endpoints(&decode).unwrap();
+    assert_eq!(pool.reserve(1, &ask(&prompt), NOW), None);
+    assert_eq!(pool.shut(NOW).map(|shut| shut.status), Some(503));
+    assert!(pool.reserve(2, &ask(&blocks(2, 2)), NOW).is_some(), "a short one needs nobody");
+    assert_eq!(pool.shut(NOW), None);
+    let mut pool = disagg("decode-only");
+    pool.set_endpoints(&addresses(2)).unwrap();
+    assert_eq!(pool.reserve(1, &ask(&prompt), NOW), None);
+    assert_eq!(pool.shut(NOW).map(|shut| shut.status), Some(503), "nobody to answer");
+}
+
+#[test]
+fn a_new_endpoint_whose_metrics_never_come_is_neither_flooded_nor_starved() {
+    let mut pool = with(json!({"kind": "EndpointPickerConfig", "plugins": []}), 4);
+    let (mut id, mut open) = (0, VecDeque::new());
+    let mut to_new = Vec::new();
+    for second in 0..70 {
+        let now = NOW + Duration::from_secs(second);
+        if second == 5 {
+            pool.set_endpoints(&addresses(5)).unwrap();
+        }
+        for (address, load) in addresses(4).iter().zip(pool.loads()) {
+            let waiting = load.in_flight.saturating_sub(4);
+            pool.hear(address, &report(now, waiting, f64::from(load.in_flight) / 20.0));
+        }
+        let mut count = 0;
+        for _ in 0..50 {
+            id += 1;
+            let chosen = pool.reserve(id, &ask(&blocks(id, 30)), now).unwrap();
+            pool.first_token(id, None, now);
+            count += usize::from(chosen.order[0] == addresses(5)[4]);
+            open.push_back(id);
+            if open.len() > 40 {
+                open.pop_front().map(|id| pool.end(id));
+            }
+        }
+        to_new.push(count);
+    }
+    let share =
+        |seconds: std::ops::Range<usize>| to_new[seconds.clone()].iter().sum::<usize>() * 2 / seconds.len();
+    assert!((2..=40).contains(&share(5..15)), "percent at first: {}", share(5..15));
+    assert!((5..=40).contains(&share(60..70)), "percent after a minute: {}", share(60..70));
 }

@@ -95,8 +95,11 @@ impl Ratios {
     /// some they say little new.
     pub fn wants(&mut self, model: &str) -> bool {
         self.asked = self.asked.wrapping_add(1);
+        let now_and_then = self.asked.is_multiple_of(SAMPLES);
         match self.models.get(model) {
-            Some((_, seen)) => *seen < SAMPLES || self.asked.is_multiple_of(SAMPLES),
+            Some((_, seen)) => *seen < SAMPLES || now_and_then,
+            // Where nothing was ever learned, nobody reads answers.
+            None if self.models.is_empty() => self.asked <= SAMPLES || now_and_then,
             None => self.models.len() < MOST_MODELS,
         }
     }
@@ -193,6 +196,12 @@ mod tests {
             }
         }
         assert!((1_000..1_100).contains(&wanted), "{wanted}");
+    }
+
+    #[test]
+    fn where_nobody_reads_answers_they_are_asked_for_seldom() {
+        let mut ratios = Ratios::new(4);
+        assert_eq!((0..1_600).filter(|_| ratios.wants("m")).count(), 115);
     }
 
     #[test]

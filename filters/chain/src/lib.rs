@@ -185,7 +185,6 @@ impl Filter for Chain {
             limit.log(&mut stream.limit, &part);
             limit.done(&mut stream.limit, &part);
         }
-        self.extract.log(&mut stream.extract, &Part::plain(host, &stream.state));
     }
 
     fn told(&mut self, host: &dyn Host, call: u32, reply: Reply) {

@@ -129,7 +129,6 @@ impl Filter for Extract {
         Callback::RequestTrailers,
         Callback::ResponseHeaders,
         Callback::ResponseBody,
-        Callback::Log,
         Callback::Tick,
     ];
     type Stream = Stream;
@@ -199,20 +198,13 @@ impl Filter for Extract {
     }
 
     fn response_body(&mut self, stream: &mut Stream, host: &dyn Host, piece: Body) {
+        if piece.end {
+            self.learn(stream, host);
+        }
         let Phase::Restoring(restorer) = &mut stream.phase else { return };
         rewrite::restore(restorer, host, piece);
         if restorer.is_done() {
             stream.phase = Phase::Done;
-        }
-    }
-
-    fn log(&mut self, stream: &mut Stream, host: &dyn Host) {
-        let Some((model, size)) = stream.estimated.take() else { return };
-        let report = host.text(&[wire::USAGE]).and_then(|line| wire::read_usage(&line));
-        let counted =
-            report.filter(|report| report.status == Status::Complete).and_then(|report| report.usage);
-        if let Some(usage) = counted {
-            self.ratios.learn(&model, size, usage.input);
         }
     }
 
@@ -306,6 +298,17 @@ impl Extract {
         host.set_property(wire::BLOCKS, &wire::write_blocks(&facts, &blocks));
         host.add(self.metrics.read, 1);
         Flow::Continue
+    }
+
+    /// The answer has come to its end, and `meter`, which sees it first, has said what it used.
+    fn learn(&mut self, stream: &mut Stream, host: &dyn Host) {
+        let Some((model, size)) = stream.estimated.take() else { return };
+        let report = host.text(&[wire::USAGE]).and_then(|line| wire::read_usage(&line));
+        let counted =
+            report.filter(|report| report.status == Status::Complete).and_then(|report| report.usage);
+        if let Some(usage) = counted {
+            self.ratios.learn(&model, size, usage.input);
+        }
     }
 
     fn refuse(&self, host: &dyn Host, refusal: &Refusal) -> Flow {

@@ -14,6 +14,10 @@ pub struct Config {
     /// How an endpoint is chosen.
     #[serde(default)]
     pub choose: pool::Config,
+    /// Every choice is explained: filter state `weir.why` has each endpoint that might have been chosen and what the policy
+    /// made of it, as JSON, for the access log. Costs about a microsecond an endpoint.
+    #[serde(default)]
+    pub explain: bool,
     /// The scorer that several proxies share; without one, the filter chooses by itself.
     #[serde(default)]
     pub scorer: Option<Scorer>,

@@ -46,6 +46,7 @@ pub struct Pick {
     scorer: Option<Scorer>,
     random: Random,
     metrics: Metrics,
+    explain: bool,
 }
 
 #[derive(Debug)]
@@ -187,17 +188,30 @@ impl Filter for Pick {
             return self.refuse(host, &asking.lease, &shut.into());
         }
         let Asking { lease, ref facts, ref blocks, .. } = asking;
-        let Some((_, pool)) = self.pools.get(lease.pool) else { return Flow::Continue };
+        let Some((name, pool)) = self.pools.get(lease.pool) else { return Flow::Continue };
         reserved.endpoints.truncate(MOST_ENDPOINTS);
         let named = reserved.endpoints.len();
         reserved.endpoints.retain(|endpoint| pool.contains(endpoint));
         if reserved.endpoints.len() < named {
             host.add(self.metrics.foreign, 1);
         }
+        // The scorer does not know of a probe that was sent from here while it was late.
+        if let Some(first) = reserved.endpoints.first().filter(|_| reserved.probe) {
+            let (now, slots) = (host.now(), self.peers.slots(name, first));
+            stream.slot = Slot::take(host, slots, lease.id, pool.most_probes(), now + pool.lease_period());
+            if stream.slot.is_none() {
+                reserved.endpoints.remove(0);
+                reserved.probe = false;
+            }
+        }
         let Some(first) = reserved.endpoints.first() else {
             return self.choose_here(stream, host, &asking, Source::Fallback);
         };
-        pool.book(lease.id, first, &facts.ask(blocks), host.now());
+        if let Some(why) = &reserved.why {
+            host.set_property(wire::WHY, why.to_string().as_bytes());
+        }
+        let prefill = reserved.prefill.filter(|prefill| pool.contains(prefill));
+        pool.book_split(lease.id, first, prefill.as_deref(), &facts.ask(blocks), host.now());
         if reserved.probe {
             pool.probe(lease.id);
         }
@@ -212,6 +226,7 @@ impl Filter for Pick {
             candidate,
             policy: wire::one_word(&reserved.policy).into(),
             probe: reserved.probe,
+            prefill,
         };
         self.booked(stream, host, &asking, choice, Source::Scorer)
     }
@@ -307,6 +322,7 @@ impl Pick {
         Ok(Self {
             pools: config.pools(random.next())?,
             peers: Peers::new(group(&config)),
+            explain: config.explain,
             scorer: config.scorer.map(Scorer::new),
             random,
             metrics: Metrics {
@@ -324,7 +340,8 @@ impl Pick {
     fn ask(&mut self, host: &dyn Host, asking: &mut Asking) -> bool {
         let Some(scorer) = &mut self.scorer else { return false };
         let Some((name, _)) = self.pools.get(asking.lease.pool) else { return false };
-        let request = Reserve::of(name, asking.lease.id, &asking.facts.ask(&asking.blocks));
+        let ask = asking.facts.ask(&asking.blocks);
+        let request = Reserve { explain: self.explain, ..Reserve::of(name, asking.lease.id, &ask) };
         let Some(told) = scorer.ask(host, request) else { return false };
         asking.lease.asked = true;
         asking.told = told;
@@ -350,6 +367,9 @@ impl Pick {
             choice = pool.reserve(lease.id, &ask, now);
         }
         if let Some(choice) = choice {
+            if self.explain {
+                host.set_property(wire::WHY, &serde_json::to_vec(&pool.why()).unwrap_or_default());
+            }
             return self.booked(stream, host, asking, choice, source);
         }
         match pool.shut(now) {
@@ -471,6 +491,9 @@ impl Pick {
         host.add(metric, 1);
         let lease = asking.lease;
         if let Some((_, pool)) = self.pools.get(lease.pool) {
+            if pool.splits() {
+                host.remove_header(Of::Request, wire::PREFILLER);
+            }
             if pool.wants().reports {
                 host.set_header(Of::Request, wire::ORCA_FORMAT, "JSON");
             }
@@ -479,19 +502,27 @@ impl Pick {
         host.set_header(Of::Request, wire::DESTINATION, &choice.order.join(","));
         // Beyond the list Envoy would send retries wherever it likes.
         host.set_header(Of::Request, wire::MAX_RETRIES, &choice.order.len().saturating_sub(1).to_string());
-        let Choice { order, candidate, policy, probe } = choice;
+        let Choice { order, candidate, policy, probe, prefill } = choice;
         let endpoint = order.first().map_or("", String::as_str);
         let mut line = format!(
             "endpoint={endpoint} by={source} policy={policy} prompt_tokens={} cached_tokens={} queued_tokens={} in_flight={}",
             asking.facts.prompt_tokens, candidate.cached_tokens, candidate.queued_tokens, candidate.in_flight
         );
+        if let Some(prefill) = &prefill {
+            host.set_header(Of::Request, wire::PREFILLER, prefill);
+            line += &format!(" prefill={prefill}");
+        }
         if probe {
             line += " probe=1";
         }
         host.set_property(wire::PICK, line.as_bytes());
         if self.peers.any() {
             let ask = asking.facts.ask(&asking.blocks);
-            self.peers.send(host, &Message::booked(lease.pool as u16, lease.id, endpoint, &ask, probe));
+            let mut message = Message::booked(lease.pool as u16, lease.id, endpoint, &ask, probe);
+            if let Message::Booked { prefill: place, .. } = &mut message {
+                *place = prefill;
+            }
+            self.peers.send(host, &message);
         }
         stream.attempts = Attempts::new(order);
         stream.lease = Some(lease);
@@ -540,9 +571,10 @@ impl Pick {
                     pool.hold(&endpoint, &blocks);
                 }
             }
-            Message::Booked { pool, lease, endpoint, demand, blocks, probe } => {
+            Message::Booked { pool, lease, endpoint, prefill, demand, blocks, probe } => {
                 if let Some((_, pool)) = self.pools.get(usize::from(pool)) {
-                    pool.book(lease, &endpoint, &Ask { blocks: &blocks, demand }, now);
+                    let ask = Ask { blocks: &blocks, demand };
+                    pool.book_split(lease, &endpoint, prefill.as_deref(), &ask, now);
                     if probe {
                         pool.probe(lease);
                     }

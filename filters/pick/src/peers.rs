@@ -29,7 +29,16 @@ pub(crate) enum Message {
     /// A worker has joined and listens on this queue.
     Hello { queue: u32 },
     /// A request was booked on an endpoint.
-    Booked { pool: u16, lease: LeaseId, endpoint: String, demand: Demand, blocks: Vec<u64>, probe: bool },
+    Booked {
+        pool: u16,
+        lease: LeaseId,
+        endpoint: String,
+        /// Where its prompt is computed, when that is another.
+        prefill: Option<String>,
+        demand: Demand,
+        blocks: Vec<u64>,
+        probe: bool,
+    },
     /// Its first token came.
     FirstToken { pool: u16, lease: LeaseId, served: String },
     /// It is over.
@@ -48,6 +57,7 @@ impl Message {
             pool,
             lease,
             endpoint: endpoint.to_owned(),
+            prefill: None,
             demand: ask.demand,
             blocks: ask.blocks.to_vec(),
             probe,
@@ -65,7 +75,7 @@ impl Message {
                 bytes.push(0);
                 bytes.extend(queue.to_le_bytes());
             }
-            Self::Booked { pool, lease, endpoint, demand, blocks, probe } => {
+            Self::Booked { pool, lease, endpoint, prefill, demand, blocks, probe } => {
                 bytes.push(1);
                 bytes.extend(pool.to_le_bytes());
                 bytes.extend(lease.to_le_bytes());
@@ -78,6 +88,7 @@ impl Message {
                     bytes.extend(hash.iter().flat_map(|hash| hash.to_le_bytes()));
                 }
                 text(&mut bytes, endpoint);
+                text(&mut bytes, prefill.as_deref().unwrap_or_default());
                 bytes.extend(wire::block_bytes(blocks));
             }
             Self::FirstToken { pool, lease, served } => {
@@ -146,8 +157,9 @@ impl Message {
                     ..Demand::default()
                 };
                 let endpoint = rest.text()?;
+                let prefill = Some(rest.text()?).filter(|prefill| !prefill.is_empty());
                 let (blocks, probe) = (wire::blocks(rest.0), flags & 2 != 0);
-                Self::Booked { pool, lease, endpoint, demand, blocks, probe }
+                Self::Booked { pool, lease, endpoint, prefill, demand, blocks, probe }
             }
             [2] => Self::FirstToken {
                 pool: u16::from_le_bytes(rest.take()?),
@@ -370,6 +382,7 @@ mod tests {
                 pool: 3,
                 lease: 9,
                 endpoint: endpoint.clone(),
+                prefill: Some("10.0.0.9:1".to_owned()),
                 demand: Demand {
                     prompt_tokens: 7,
                     prompt_units: 1,

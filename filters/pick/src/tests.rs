@@ -632,3 +632,56 @@ fn endpoints_are_asked_how_they_are_only_where_the_policy_wants_to_know() {
     let mut worker = Worker::new(CONFIG);
     assert!(ask(&mut worker, 1).see().header(wire::ORCA_FORMAT).is_empty());
 }
+
+#[test]
+fn who_computes_the_prompt_is_named_and_a_clients_word_for_it_is_removed() {
+    let mut config: serde_json::Value = serde_json::from_str(CONFIG).unwrap();
+    config["pools"][0]["attributes"] = json!({"10.0.0.1:1": {"labels": {"llm-d.ai/role": "prefill"}}});
+    let profile = |name: &str| json!({"name": name, "plugins": [{"pluginRef": format!("{name}-filter")}]});
+    config["choose"] = json!({"policy": {
+        "plugins": [
+            {"type": "prefill-filter"}, {"type": "decode-filter"},
+            {"type": "prefix-based-pd-decider", "parameters": {"nonCachedTokens": 100}},
+            {"type": "disagg-profile-handler", "parameters": {"deciders": {"prefill": "prefix-based-pd-decider"}}},
+        ],
+        "schedulingProfiles": [profile("prefill"), profile("decode")],
+    }});
+    let mut worker = Worker::new(&config.to_string());
+    let first = ask(&mut worker, 1);
+    let at = destination(&first);
+    assert!(!at.contains(&"10.0.0.1:1".to_owned()), "{at:?}");
+    assert_eq!(first.see().header(wire::PREFILLER), ["10.0.0.1:1"]);
+    assert!(first.see().state(wire::PICK).unwrap().ends_with(" prefill=10.0.0.1:1"));
+    serve(&mut worker, first, &at[0]);
+    assert_eq!(leases(&mut worker), 0);
+    let facts = "dialect=chat stream=0 prompt_tokens=16 prompt_units=1 model=m";
+    let state = [(wire::BLOCKS, &*wire::write_blocks(facts, &[7]))];
+    let short = worker.request(&[(wire::PREFILLER, "6.6.6.6:6")], &state, false);
+    assert!(short.see().header(wire::PREFILLER).is_empty());
+}
+
+#[test]
+fn a_choice_is_explained_where_that_is_configured() {
+    let mut config: serde_json::Value = serde_json::from_str(CONFIG).unwrap();
+    assert_eq!(ask(&mut Worker::new(CONFIG), 1).see().state(wire::WHY), None);
+    config["explain"] = true.into();
+    let mut worker = Worker::new(&config.to_string());
+    let exchange = ask(&mut worker, 1);
+    let why: serde_json::Value = serde_json::from_str(&exchange.see().state(wire::WHY).unwrap()).unwrap();
+    assert_eq!(why.as_array().unwrap().len(), 3);
+    let expected = json!({
+        "endpoint": "10.0.0.1:1", "in_flight": 0, "queued_tokens": 0, "cached_tokens": 0, "waiting": null,
+        "running": null, "kv_usage": null, "total": 1.0,
+        "scores": [{"score": "least_prefill", "weight": 1.0, "value": 1.0}],
+    });
+    assert_eq!(why[0], expected);
+    config["scorer"] = json!({"cluster": "scorer"});
+    let mut worker = Worker::new(&config.to_string());
+    let mut exchange = ask(&mut worker, 1);
+    let call: Reserve = serde_json::from_slice(&exchange.see().calls()[0].body).unwrap();
+    assert!(call.explain);
+    let answer =
+        wire::Reserved { why: Some(json!([7])), endpoints: vec!["10.0.0.2:1".into()], ..Default::default() };
+    worker.reply(&mut exchange, &SCORER_200, &serde_json::to_vec(&answer).unwrap());
+    assert_eq!(exchange.see().state(wire::WHY).unwrap(), "[7]");
+}

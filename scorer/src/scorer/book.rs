@@ -79,9 +79,12 @@ impl Scorer {
             self.metrics.shut(name);
             return Ok(Reserved { shut: Some(shut.into()), ..Reserved::default() });
         };
+        let why = ask.explain.then(|| serde_json::to_value(pool.why()).unwrap_or_default());
         self.metrics.reserved(name);
         Ok(Reserved {
             endpoints: choice.order,
+            prefill: choice.prefill,
+            why,
             cached_tokens: choice.candidate.cached_tokens,
             queued_tokens: choice.candidate.queued_tokens,
             in_flight: choice.candidate.in_flight,

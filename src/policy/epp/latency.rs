@@ -108,8 +108,10 @@ impl Score for Latency {
         }
         let strategy = self.headroom_selection_strategy;
         // Those that keep it from 0.5 up, the others below. Both curves are flat far away and steep near the objective.
+        // One of which nothing is known is taken to keep it just so, while it has nothing to do: it is learned of.
+        let probe = |candidate: &Candidate| (candidate.in_flight == 0).then_some(0.0);
         scale::known_or_mean(round, scores, |candidate| {
-            headroom(candidate).map(|room| match (room >= 0.0, strategy) {
+            headroom(candidate).or(probe(candidate)).map(|room| match (room >= 0.0, strategy) {
                 (true, Strategy::Least) => 0.5 + 0.5 / (1.0 + room),
                 (true, Strategy::Most) => 1.0 - 0.5 / (1.0 + room),
                 (false, _) => 0.5 / (1.0 - room) - 1e-9,

@@ -5,7 +5,8 @@
 //! ```
 //!
 //! By comparison alone 1 against 0 is as far apart as 500 against 0: with `minRange` (0 in llm-d) the divisor is at least
-//! that. What was sent since the engine spoke counts; whose engine is silent gets the mean; if all are, requests in
+//! that. What was sent since the engine spoke counts; whose engine is silent is taken to be like the others for what was sent
+//! there; if all are, requests in
 //! flight here are compared.
 
 use crate::policy::number::Amount;
@@ -37,15 +38,17 @@ impl Default for Running {
 }
 
 fn compare(round: &Round<'_>, scores: &mut [f64], min_range: Amount, of: fn(&Candidate) -> Option<f64>) {
-    let own = |candidate: &Candidate| Some(f64::from(candidate.in_flight));
-    let of = |candidate: &Candidate| of(candidate);
-    let silent = scale::bounds(round, of).is_none();
-    let number = |candidate: &Candidate| if silent { own(candidate) } else { of(candidate) };
-    let Some((low, high)) = scale::bounds(round, number) else { return scores.fill(1.0) };
+    if round.candidates.iter().all(|candidate| of(candidate).is_none()) {
+        scale::fill(round, scores, |candidate| f64::from(candidate.in_flight));
+    } else {
+        scale::known_or_alike(round, scores, of);
+    }
+    let (low, high) =
+        scores.iter().fold((f64::INFINITY, 0.0_f64), |(low, high), n| (low.min(*n), high.max(*n)));
     let range = (high - low).max(min_range.get());
-    scale::known_or_mean(round, scores, |candidate| {
-        number(candidate).map(|number| if range > 0.0 { 1.0 - (number - low) / range } else { 1.0 })
-    });
+    for score in scores {
+        *score = if range > 0.0 { 1.0 - (*score - low) / range } else { 1.0 };
+    }
 }
 
 impl Score for Waiting {

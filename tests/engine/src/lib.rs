@@ -115,6 +115,11 @@ impl Engine {
         self.app.compute.state()
     }
 
+    /// Answers scrapes with this text from now on, whatever the load; with `None` with the truth again.
+    pub fn say(&self, metrics: Option<&str>) {
+        *self.app.said.lock().unwrap() = metrics.map(str::to_owned);
+    }
+
     /// Empties the prefix cache.
     pub fn reset_prefix_cache(&self) {
         self.app.compute.reset_prefix_cache();

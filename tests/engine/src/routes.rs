@@ -1,7 +1,7 @@
 //! The routes, and the small answers: models, health, metrics, faults, records, echo.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Json;
@@ -34,6 +34,8 @@ pub(crate) struct App {
     pub(crate) compute: Arc<Compute>,
     pub(crate) log: Arc<Log>,
     pub(crate) faults: Faults,
+    /// What scrapes are told in the place of the truth.
+    pub(crate) said: Mutex<Option<String>>,
     life: watch::Sender<Life>,
     ids: AtomicU64,
 }
@@ -44,6 +46,7 @@ impl App {
             compute: Arc::new(Compute::new(config.clone())),
             log: Arc::new(Log::new(config.requests)),
             faults: Faults::new(config.fault.clone()),
+            said: Mutex::new(None),
             life,
             ids: AtomicU64::new(1),
             config,
@@ -93,7 +96,10 @@ async fn models(State(app): Shared) -> Json<Value> {
 }
 
 async fn metrics(State(app): Shared) -> impl IntoResponse {
-    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], app.compute.metrics())
+    (
+        [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")],
+        app.said.lock().unwrap().clone().unwrap_or_else(|| app.compute.metrics()),
+    )
 }
 
 async fn reset_prefix_cache(State(app): Shared) {

@@ -1,0 +1,150 @@
+//! Summaries as a table for people and as CSV.
+
+use super::{Quantiles, Summary};
+use std::fmt::Write;
+
+/// A column: its heading, and what it says of a run.
+type Column = (&'static str, fn(&Summary) -> String);
+
+/// The columns of the table: times in seconds but for TPOT.
+pub const COLUMNS: &[Column] = &[
+    ("policy", |summary| summary.policy.clone()),
+    ("TTFT p50", |summary| seconds(summary.ttft_ms.p50)),
+    ("p90", |summary| seconds(summary.ttft_ms.p90)),
+    ("p99", |summary| seconds(summary.ttft_ms.p99)),
+    ("max s", |summary| seconds(summary.ttft_ms.max)),
+    ("TPOT p50", |summary| millis(summary.tpot_ms.p50)),
+    ("p90 ms", |summary| millis(summary.tpot_ms.p90)),
+    ("E2E p50", |summary| seconds(summary.e2e_ms.p50)),
+    ("p90 s", |summary| seconds(summary.e2e_ms.p90)),
+    ("good %", |summary| percent(summary.good)),
+    ("hit %", |summary| percent(summary.hit)),
+    ("most/least", |summary| format!("{}/{}", summary.most, summary.least)),
+    ("gap", |summary| format!("{:.1}", summary.load_gap)),
+    ("put back", |summary| summary.preempted.to_string()),
+    ("failed", |summary| summary.failed.to_string()),
+];
+
+/// A table, first column to the left, numbers to the right.
+pub fn table(summaries: &[Summary]) -> String {
+    let mut rows: Vec<Vec<String>> = vec![COLUMNS.iter().map(|(heading, _)| (*heading).to_owned()).collect()];
+    rows.extend(summaries.iter().map(|summary| COLUMNS.iter().map(|(_, cell)| cell(summary)).collect()));
+    aligned(&rows)
+}
+
+/// Rows of as many cells each.
+fn aligned(rows: &[Vec<String>]) -> String {
+    let columns = rows.first().map_or(0, Vec::len);
+    let width = |at: usize| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (at, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            let _ = if at == 0 { write!(line, "{cell:<width$}") } else { write!(line, "  {cell:>width$}") };
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// How far each policy is behind the best of each case: the 90th percentile of TTFT as a multiple, goodput in points.
+/// `cases` have the same policies in the same order. The last columns are the mean over the cases and the worst of them.
+pub fn standings(cases: &[(String, Vec<Summary>)]) -> String {
+    let mut rows = vec![vec!["TTFT p90 x best, good - best".to_owned()]];
+    rows[0].extend(cases.iter().map(|(name, _)| name.clone()));
+    rows[0].extend(["mean", "worst"].map(str::to_owned));
+    let policies = cases.first().map_or(&[][..], |(_, of)| of.as_slice());
+    for (at, policy) in policies.iter().enumerate() {
+        let mut row = vec![policy.policy.clone()];
+        let mut times = Vec::new();
+        let mut goods = Vec::new();
+        for (_, of) in cases {
+            let p90 = |summary: &Summary| summary.ttft_ms.p90.unwrap_or(f64::INFINITY);
+            let best = of.iter().map(p90).fold(f64::INFINITY, f64::min);
+            let most = of.iter().map(|summary| summary.good).fold(0.0, f64::max);
+            times.push(p90(&of[at]) / best);
+            goods.push((of[at].good - most) * 100.0);
+            row.push(behind(times[times.len() - 1], goods[goods.len() - 1]));
+        }
+        let count = cases.len().max(1) as f64;
+        let mean = (times.iter().map(|time| time.ln()).sum::<f64>() / count).exp();
+        row.push(behind(mean, goods.iter().sum::<f64>() / count));
+        row.push(behind(
+            times.iter().copied().fold(1.0, f64::max),
+            goods.iter().copied().fold(0.0, f64::min),
+        ));
+        rows.push(row);
+    }
+    aligned(&rows)
+}
+
+/// `1.03 -0.5`; what is more than a hundred times behind is just that.
+fn behind(time: f64, good: f64) -> String {
+    let time = if time < 100.0 { format!("{time:.2}") } else { ">100".to_owned() };
+    format!("{time} {:+.1}", if good > -0.05 { 0.0 } else { good })
+}
+
+/// Everything that a summary has, in one line each; a time that never came is empty.
+pub fn csv(summaries: &[Summary]) -> String {
+    let mut text = String::from("policy,workload,rate,offered,failed");
+    for of in ["ttft", "tpot", "e2e"] {
+        for which in ["p50", "p90", "p99", "max", "mean"] {
+            let _ = write!(text, ",{of}_{which}_ms");
+        }
+    }
+    text.push_str(",good,good_per_s,hit,ceiling,most,least,load_gap,preempted,fairness,leaked,seconds\n");
+    for s in summaries {
+        let _ = write!(
+            text,
+            "{},{},{},{},{}",
+            quoted(&s.policy),
+            quoted(&s.workload),
+            s.rate,
+            s.offered,
+            s.failed
+        );
+        for Quantiles { p50, p90, p99, max, mean } in [s.ttft_ms, s.tpot_ms, s.e2e_ms] {
+            for time in [p50, p90, p99, max, mean] {
+                let _ = write!(text, ",{}", time.map_or(String::new(), |time| time.to_string()));
+            }
+        }
+        let _ = writeln!(
+            text,
+            ",{},{},{},{},{},{},{},{},{},{},{}",
+            s.good,
+            s.good_per_s,
+            s.hit,
+            s.ceiling,
+            s.most,
+            s.least,
+            s.load_gap,
+            s.preempted,
+            s.fairness,
+            s.leaked,
+            s.seconds
+        );
+    }
+    text
+}
+
+fn quoted(text: &str) -> String {
+    if text.contains([',', '"', '\n']) {
+        format!("\"{}\"", text.replace('"', "\"\""))
+    } else {
+        text.to_owned()
+    }
+}
+
+fn seconds(ms: Option<f64>) -> String {
+    ms.map_or("never".into(), |ms| format!("{:.2}", ms / 1_000.0))
+}
+
+fn millis(ms: Option<f64>) -> String {
+    ms.map_or("never".into(), |ms| format!("{ms:.0}"))
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1}", share * 100.0)
+}

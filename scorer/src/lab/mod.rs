@@ -1,0 +1,386 @@
+//! `weir lab`: reads traces, runs contenders on all cores, prints what users would have seen.
+//!
+//! The lab itself is pure ([`weir_lab`]); files, threads and progress are here.
+
+mod jobs;
+mod load;
+
+pub use load::{names, read as read_workload};
+
+use anyhow::{Context, bail, ensure};
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use weir_lab::engine::{Spec, read_specs, specs};
+use weir_lab::report::{Curve, Slo, Summary, csv, curves, standings, table};
+use weir_lab::routing::{Routing, Share};
+use weir_lab::run::{Change, Setup};
+use weir_lab::suite::{self, Contender, SUITE, contenders};
+use weir_lab::workload::Workload;
+
+/// What to do in the lab.
+#[derive(Debug, Subcommand)]
+pub enum Lab {
+    /// Run one policy.
+    Run {
+        /// The policy: a name, or JSON with its parameters.
+        #[arg(long, default_value = "least_prefill")]
+        policy: String,
+        /// The pool, the routers and the requests.
+        #[command(flatten)]
+        bench: Bench,
+    },
+    /// Run several policies on the same requests.
+    Compare {
+        /// A policy: a name, JSON with its parameters, or LABEL=JSON. Several may be given; without any, all that there are.
+        #[arg(long = "policy")]
+        policies: Vec<String>,
+        /// All workloads of the suite in place of one.
+        #[arg(long, conflicts_with = "trace")]
+        suite: bool,
+        /// A suite of one's own: JSON or YAML, a list of `workload`, `engine`, `speed` and `requests`.
+        #[arg(long, value_name = "FILE", conflicts_with_all = ["trace", "suite"])]
+        cases: Option<PathBuf>,
+        /// The pool, the routers and the requests.
+        #[command(flatten)]
+        bench: Bench,
+    },
+    /// Run several policies at several speeds, to see where each one's knee is.
+    Sweep {
+        /// As in compare.
+        #[arg(long = "policy")]
+        policies: Vec<String>,
+        /// Speeds, in place of one.
+        #[arg(long, value_delimiter = ',', default_value = "0.6,0.8,1.0,1.2,1.4,1.6")]
+        speeds: Vec<f64>,
+        /// A picture of goodput over the speed.
+        #[arg(long, value_name = "FILE")]
+        svg: Option<PathBuf>,
+        /// The pool, the routers and the requests.
+        #[command(flatten)]
+        bench: Bench,
+    },
+    /// List traces, generated workloads and engines.
+    List,
+}
+
+/// The pool, the routers and the requests of a run.
+#[derive(Args, Debug)]
+pub struct Bench {
+    /// A trace or generated workload by name (see `weir lab list`), or a trace file: Mooncake's JSON lines or Azure's CSV.
+    #[arg(long, visible_alias = "workload", default_value = "conversation", value_name = "NAME|FILE")]
+    trace: String,
+    /// How much quicker than written the requests come.
+    #[arg(long, default_value_t = 1.0)]
+    speed: f64,
+    /// The first so many requests; 0 is a whole trace, or 8,000 generated ones.
+    #[arg(long, default_value_t = 0)]
+    requests: usize,
+    /// Endpoints.
+    #[arg(long, default_value_t = 8)]
+    endpoints: usize,
+    /// The engine, by its name in `--engines` or in the lab's own list.
+    #[arg(long)]
+    engine: Option<String>,
+    /// A file of engines, as lab/engines.json.
+    #[arg(long, value_name = "FILE")]
+    engines: Option<PathBuf>,
+    /// Speeds of single endpoints, the first ones: 1 is as specified.
+    #[arg(long, value_delimiter = ',', value_name = "SPEED,…")]
+    engine_speeds: Vec<f64>,
+    /// An endpoint that dies: its place from 0, and the second.
+    #[arg(long, value_name = "PLACE@SECOND", value_parser = moment)]
+    kill: Vec<(usize, f64)>,
+    /// A dead endpoint that starts, with an empty cache.
+    #[arg(long, value_name = "PLACE@SECOND", value_parser = moment)]
+    start: Vec<(usize, f64)>,
+    /// The routers as JSON, or a file of it: what the options below do not reach.
+    #[arg(long, value_name = "JSON|FILE")]
+    routing: Option<String>,
+    /// Proxies.
+    #[arg(long)]
+    proxies: Option<u32>,
+    /// What proxies tell each other.
+    #[arg(long)]
+    share: Option<Sharing>,
+    /// Milliseconds between two looks at an engine's metrics; 0 is never.
+    #[arg(long)]
+    metrics_ms: Option<f64>,
+    /// Milliseconds until a report is heard.
+    #[arg(long)]
+    report_ms: Option<f64>,
+    /// The share of reports that are lost.
+    #[arg(long)]
+    lost: Option<f64>,
+    /// Goodput: milliseconds to the first token, at most.
+    #[arg(long, default_value_t = 2_000.0)]
+    slo_ttft_ms: f64,
+    /// Goodput: milliseconds per further token, at most.
+    #[arg(long, default_value_t = 100.0)]
+    slo_tpot_ms: f64,
+    /// Fixes all that is random.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Write the figures as CSV.
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Write the figures as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// [`Share`] on the command line.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Sharing {
+    /// Nothing.
+    Nothing,
+    /// Bookings, as workers of one Envoy do.
+    Bookings,
+    /// Bookings, seen only in a picture taken every --metrics-ms.
+    Pictures,
+    /// One book, the scorer's.
+    Book,
+}
+
+/// The engine, unless told otherwise.
+const DEFAULT_ENGINE: &str = "h100-llama3-8b";
+/// Generated requests, unless told otherwise.
+const GENERATED: usize = 8_000;
+
+/// Runs a command of the lab; what is to be printed goes through `say`.
+pub fn run(lab: Lab, say: &dyn Fn(&str)) -> anyhow::Result<()> {
+    match lab {
+        Lab::List => {
+            names().iter().for_each(|(name, about)| say(&format!("{name:<16} {about}")));
+            say("");
+            specs()?.iter().for_each(|(name, spec)| say(&format!("{name:<16} {}", spec.source)));
+            Ok(())
+        }
+        Lab::Run { policy, bench } => compare(&[policy], &[bench.only()?], &bench, say),
+        Lab::Compare { policies, suite, cases, bench } => {
+            let cases = match (&cases, suite) {
+                (Some(file), _) => bench.all(&read_cases(file)?)?,
+                (None, true) => bench.all(SUITE)?,
+                (None, false) => vec![bench.only()?],
+            };
+            compare(&policies, &cases, &bench, say)
+        }
+        Lab::Sweep { policies, speeds, svg, bench } => {
+            ensure!(speeds.iter().all(|speed| *speed > 0.0), "--speeds: expected numbers above 0");
+            let only = bench.only()?;
+            let workload = only.workload.clone();
+            let cases: Vec<Case> = speeds.iter().map(|speed| Case { rate: *speed, ..only.clone() }).collect();
+            let summaries = jobs::run(&bench.contenders(&policies)?, &cases, &bench)?;
+            for (speed, of) in speeds.iter().zip(&summaries) {
+                say(&format!("\n{} at speed {speed}", workload.name));
+                say(table(of).trim_end());
+            }
+            if let Some(file) = &svg {
+                write(file, &picture(&workload.name, &speeds, &summaries))?;
+            }
+            bench.write(&summaries.concat())
+        }
+    }
+}
+
+/// Requests, how quickly they come, and the engines.
+#[derive(Clone, Debug)]
+struct Case {
+    workload: Arc<Workload>,
+    rate: f64,
+    engine: (String, Arc<Spec>),
+}
+
+fn compare(policies: &[String], cases: &[Case], bench: &Bench, say: &dyn Fn(&str)) -> anyhow::Result<()> {
+    let summaries = jobs::run(&bench.contenders(policies)?, cases, bench)?;
+    for (Case { workload, rate, engine: (engine, _) }, of) in cases.iter().zip(&summaries) {
+        let Some(first) = of.first() else { continue };
+        say(&format!(
+            "{} at speed {rate}: {} requests, {} x {}, hits at most {:.1} %, good is TTFT {} ms and TPOT {} ms",
+            workload.name,
+            first.offered,
+            bench.endpoints,
+            engine,
+            first.ceiling * 100.0,
+            bench.slo_ttft_ms,
+            bench.slo_tpot_ms
+        ));
+        say(table(of).trim_end());
+        say("");
+    }
+    if cases.len() > 1 {
+        let named = |case: &Case| format!("{} {} x{}", case.workload.name, short(&case.engine.0), case.rate);
+        let named: Vec<_> = cases.iter().map(named).zip(summaries.iter().cloned()).collect();
+        say(standings(&named).trim_end());
+    }
+    bench.write(&summaries.concat())
+}
+
+/// The GPU of an engine's name.
+fn short(engine: &str) -> &str {
+    engine.split('-').next().unwrap_or(engine)
+}
+
+/// Goodput over the arrival rate.
+fn picture(name: &str, speeds: &[f64], summaries: &[Vec<Summary>]) -> String {
+    let policies = summaries.first().map_or(0, Vec::len);
+    let curve = |at: usize| {
+        let of = || summaries.iter().filter_map(|of| of.get(at));
+        Curve {
+            name: of().next().map_or(String::new(), |summary| summary.policy.clone()),
+            points: speeds.iter().copied().zip(of().map(|summary| summary.good * 100.0)).collect(),
+        }
+    };
+    let all: Vec<Curve> = (0..policies).map(curve).collect();
+    curves(&format!("Goodput, {name}"), "speed", "% of requests within the SLO", &all)
+}
+
+impl Bench {
+    /// Cases, each with its own engine unless the command line names one.
+    fn all(&self, cases: &[suite::Case]) -> anyhow::Result<Vec<Case>> {
+        let read = |of: &suite::Case| {
+            self.case(&of.workload, self.spec(&of.engine)?, of.speed * self.speed, of.requests)
+        };
+        cases.iter().map(read).collect()
+    }
+
+    /// The one case that the command line names.
+    fn only(&self) -> anyhow::Result<Case> {
+        let engine = self.spec(DEFAULT_ENGINE)?;
+        self.case(&self.trace, engine, self.speed, self.requests)
+    }
+
+    fn case(
+        &self,
+        name: &str,
+        engine: (String, Arc<Spec>),
+        rate: f64,
+        requests: usize,
+    ) -> anyhow::Result<Case> {
+        ensure!(rate > 0.0 && rate.is_finite(), "--speed: expected a number above 0");
+        let workload = load::read(name, requests, GENERATED, self.seed, engine.1.block_tokens)?;
+        Ok(Case { workload: Arc::new(workload), rate, engine })
+    }
+
+    /// The engine that the command line names, or else this one.
+    fn spec(&self, or: &str) -> anyhow::Result<(String, Arc<Spec>)> {
+        let mut all = match &self.engines {
+            Some(file) => {
+                let text = std::fs::read(file).with_context(|| file.display().to_string())?;
+                read_specs(&text).with_context(|| file.display().to_string())?
+            }
+            None => specs()?,
+        };
+        let name = self.engine.as_deref().unwrap_or(or);
+        let known = all.keys().cloned().collect::<Vec<_>>().join(", ");
+        let spec = all.remove(name).with_context(|| format!("--engine {name}: expected one of {known}"))?;
+        Ok((name.to_owned(), Arc::new(spec)))
+    }
+
+    fn routing(&self) -> anyhow::Result<Routing> {
+        let mut routing: Routing = match &self.routing {
+            Some(given) => weir::invalid::read_value(json_or_file(given)?).context("--routing")?,
+            None => Routing::default(),
+        };
+        routing.proxies = self.proxies.unwrap_or(routing.proxies);
+        routing.report_ms = self.report_ms.unwrap_or(routing.report_ms);
+        routing.metrics_ms = self.metrics_ms.unwrap_or(routing.metrics_ms);
+        routing.lost = self.lost.unwrap_or(routing.lost);
+        routing.share = match self.share {
+            Some(Sharing::Nothing) => Share::Nothing,
+            Some(Sharing::Bookings) => Share::Bookings,
+            Some(Sharing::Pictures) => Share::Pictures,
+            Some(Sharing::Book) => Share::Book,
+            None => routing.share,
+        };
+        routing.check().context("routing")?;
+        Ok(routing)
+    }
+
+    /// The policies named, or all.
+    fn contenders(&self, policies: &[String]) -> anyhow::Result<Vec<Contender>> {
+        let routing = self.routing()?;
+        let all = contenders(&routing);
+        if policies.is_empty() {
+            return Ok(all);
+        }
+        let contender = |given: &String| {
+            if let Some(known) = all.iter().find(|contender| contender.name == *given) {
+                return Ok(known.clone());
+            }
+            let (label, policy) = match given.split_once('=') {
+                Some((label, policy)) if !label.contains('{') => (label, policy),
+                _ => (given.as_str(), given.as_str()),
+            };
+            let policy = match policy.starts_with('{') {
+                true => json_or_file(policy)?,
+                false => Value::String(policy.to_owned()),
+            };
+            weir::policy::Policy::read(&policy).with_context(|| format!("--policy {given}"))?;
+            Ok(Contender::new(label, policy, routing.clone()))
+        };
+        policies.iter().map(contender).collect()
+    }
+
+    fn setup(&self, contender: &Contender, case: &Case) -> anyhow::Result<Setup> {
+        ensure!(self.endpoints > 0, "--endpoints 0: expected 1 or more");
+        let mut setup = Setup::new(&case.engine.1, self.endpoints, contender.routing.clone());
+        setup.seed = self.seed;
+        setup.rate = case.rate;
+        for (endpoint, speed) in setup.endpoints.iter_mut().zip(&self.engine_speeds) {
+            ensure!(*speed > 0.0 && speed.is_finite(), "--engine-speeds {speed}: expected numbers above 0");
+            endpoint.speed = *speed;
+        }
+        let changes = [(&self.kill, false), (&self.start, true)];
+        for (endpoint, second, alive) in changes
+            .iter()
+            .flat_map(|(list, alive)| list.iter().map(|(place, second)| (*place, *second, *alive)))
+        {
+            ensure!(endpoint < self.endpoints, "endpoint {endpoint}: there are {}", self.endpoints);
+            setup.changes.push(Change { at: (second * 1e9) as u64, endpoint, alive });
+        }
+        Ok(setup)
+    }
+
+    fn slo(&self) -> Slo {
+        Slo { ttft_ms: self.slo_ttft_ms, tpot_ms: self.slo_tpot_ms }
+    }
+
+    fn write(&self, summaries: &[Summary]) -> anyhow::Result<()> {
+        if let Some(file) = &self.csv {
+            write(file, &csv(summaries))?;
+        }
+        if let Some(file) = &self.json {
+            write(file, &(serde_json::to_string_pretty(summaries)? + "\n"))?;
+        }
+        Ok(())
+    }
+}
+
+fn read_cases(file: &Path) -> anyhow::Result<Vec<suite::Case>> {
+    let name = file.display().to_string();
+    let text = crate::document::bytes_of(file).with_context(|| name.clone())?;
+    let value = crate::document::read_one(&text).with_context(|| name.clone())?;
+    weir::invalid::read_value(value).context(name)
+}
+
+fn write(file: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(file, text).with_context(|| format!("{}: cannot be written", file.display()))
+}
+
+fn json_or_file(given: &str) -> anyhow::Result<Value> {
+    let text = match given.trim_start().starts_with('{') {
+        true => given.as_bytes().to_vec(),
+        false => crate::document::bytes_of(Path::new(given)).with_context(|| given.to_owned())?,
+    };
+    crate::document::read_one(&text).with_context(|| given.to_owned())
+}
+
+/// `3@20.5`: a place and a second.
+fn moment(given: &str) -> anyhow::Result<(usize, f64)> {
+    let Some((place, second)) = given.split_once('@') else { bail!("expected PLACE@SECOND, as 3@20.5") };
+    let second: f64 = second.parse()?;
+    ensure!((0.0..1e9).contains(&second), "the second is from 0 to 1e9");
+    Ok((place.parse()?, second))
+}

@@ -1,0 +1,274 @@
+//! Every policy through Envoy; bursts on old metrics, and one prefix that all share, through two gateways and a scorer.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::disallowed_methods, reason = "a test")]
+
+use futures_util::future::join_all;
+use rig::{Gateway, MODELS, Process, Setup, chat, envoy_binary, free_port, get, pick_config, wait_until};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+use tokio::sync::Mutex;
+use weir::policy::Policy;
+use xxhash_rust::xxh64::xxh64;
+
+/// These tests are about load: they take turns.
+static ALONE: Mutex<()> = Mutex::const_new(());
+
+/// Text of so many bytes that no other number gives.
+fn text(number: u64, bytes: usize) -> String {
+    let words = (0..).map(|word: u64| format!("{:08x} ", xxh64(&word.to_le_bytes(), number) >> 32));
+    words.take(bytes / 9 + 1).collect::<String>()[..bytes].to_owned()
+}
+
+/// How many requests each engine of the first pool got since this was asked last.
+fn counts(gateway: &Gateway) -> Vec<usize> {
+    let counts = gateway.engines[0].iter().map(|engine| engine.requests().len()).collect();
+    gateway.engines[0].iter().for_each(weir_engine::Engine::clear_requests);
+    counts
+}
+
+/// llm-d's default, as a policy.
+fn epp() -> Value {
+    json!({"apiVersion": "llm-d.ai/v1alpha1", "kind": "EndpointPickerConfig", "plugins": []})
+}
+
+/// What ten requests of one prompt, one after the other, show of a policy.
+enum Promise {
+    /// All go to the endpoint that has the prompt.
+    Stays,
+    /// Each endpoint gets its part.
+    TakesTurns,
+    /// More than one endpoint is used.
+    Spreads,
+}
+
+fn promise(policy: &str) -> Promise {
+    match policy {
+        "least_prefill" | "cache_aware" | "dynamo" | "lmetric" | "consistent_hash" | "prefix_hash"
+        | "epp" => Promise::Stays,
+        "round_robin"
+        | "weighted_round_robin"
+        | "weighted_least_requests"
+        | "client_side_weighted_round_robin"
+        | "usage_based" => Promise::TakesTurns,
+        _ => Promise::Spreads,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_policy_serves_and_does_what_it_promises() {
+    let _alone = ALONE.lock().await;
+    // A pool for each policy, of the same four engines; the model's name is the policy's.
+    let names: Vec<&str> = Policy::names().chain(["epp"]).collect();
+    let edit = {
+        let names = names.clone();
+        move |envoy: &mut Value| {
+            let route = rig::find_all(envoy, &|value| {
+                value["match"]["headers"][0]["string_match"]["exact"] == MODELS[0]
+            });
+            for route in route {
+                let header = &mut route["match"]["headers"][0];
+                header.as_object_mut().unwrap().remove("string_match");
+                header["present_match"] = true.into();
+            }
+            pick_config(envoy, |pick| {
+                let endpoints = pick["pools"][0]["endpoints"].clone();
+                let pool = |name: &&str| {
+                    let policy = if *name == "epp" { epp() } else { json!(name) };
+                    json!({"name": name, "models": [name], "endpoints": endpoints, "choose": {"policy": policy}})
+                };
+                pick["pools"] = names.iter().map(pool).collect();
+            });
+        }
+    };
+    let setup = Setup {
+        engines: [4, 1],
+        also: names.clone(),
+        // Each worker takes turns of its own.
+        workers: 1,
+        edit: Some(Box::new(edit)),
+        ..Setup::default()
+    };
+    let gateway = Gateway::start(setup).await.unwrap();
+    let prompt = text(1, 4_000);
+    for name in names {
+        let mut ids = Vec::new();
+        for _ in 0..10 {
+            let answer = gateway.chat(&chat(name, &prompt, 4)).await.unwrap();
+            assert_eq!(answer.status(), 200, "{name}");
+            ids.push(rig::request_id(&answer));
+            answer.bytes().await.unwrap();
+        }
+        let counts = counts(&gateway);
+        assert_eq!(counts.iter().sum::<usize>(), 10, "{name}");
+        let used = counts.iter().filter(|count| **count > 0).count();
+        match promise(name) {
+            Promise::Stays => assert_eq!(used, 1, "{name}: {counts:?}"),
+            Promise::TakesTurns => {
+                assert!(counts.iter().all(|count| (2..=3).contains(count)), "{name}: {counts:?}");
+            }
+            Promise::Spreads => assert!(used > 1, "{name}: {counts:?}"),
+        }
+        let line = gateway.logged(&ids[9]).await.unwrap();
+        let said = if name == "epp" { "endpoint_picker" } else { name };
+        assert_eq!(rig::fields(&line, "pick")["policy"], said);
+    }
+    gateway.quiet(Duration::from_secs(10)).await.unwrap();
+}
+
+/// A second Envoy in front of the same engines and the same scorer.
+async fn second(gateway: &Gateway) -> (Process, String) {
+    let text = std::fs::read_to_string(gateway.dir().join("envoy.json")).unwrap();
+    let mut envoy: Value = serde_json::from_str(&text).unwrap();
+    let (port, admin) = (free_port().unwrap(), free_port().unwrap());
+    envoy["admin"]["address"]["socket_address"]["port_value"] = admin.into();
+    envoy["static_resources"]["listeners"][0]["address"]["socket_address"]["port_value"] = port.into();
+    let file = gateway.dir().join("second.json");
+    std::fs::write(&file, envoy.to_string()).unwrap();
+    let binary = envoy_binary().unwrap().display().to_string();
+    let arguments =
+        ["-c", &file.display().to_string(), "--disable-hot-restart", "--concurrency", "2", "-l", "warn"];
+    let command: Vec<String> = [binary].into_iter().chain(arguments.map(str::to_owned)).collect();
+    let process = Process::start(&command, &gateway.dir().join("second.log")).unwrap();
+    let admin = format!("http://127.0.0.1:{admin}");
+    let ready = async || get(&admin, "/ready").await.is_ok_and(|body| body.starts_with("LIVE"));
+    wait_until("the second Envoy is ready", Duration::from_secs(30), ready).await.unwrap();
+    (process, format!("http://127.0.0.1:{port}"))
+}
+
+/// Eight engines behind two gateways that share a scorer, which scrapes them.
+async fn eight(policy: Value, engine: weir_engine::Config) -> (Gateway, Process, [String; 2]) {
+    let own = policy.clone();
+    let setup = Setup {
+        engines: [8, 1],
+        engine,
+        scorer: true,
+        edit: Some(Box::new(move |envoy| pick_config(envoy, |pick| pick["choose"]["policy"] = own.clone()))),
+        edit_scorer: Some(Box::new(move |scorer| {
+            scorer["choose"]["policy"] = policy.clone();
+            scorer["signals"] = json!({"interval_ms": 1000});
+        })),
+        ..Setup::default()
+    };
+    let gateway = Gateway::start(setup).await.unwrap();
+    let (process, url) = second(&gateway).await;
+    let urls = [gateway.url.clone(), url];
+    (gateway, process, urls)
+}
+
+/// Sends these prompts at once, in turns through both gateways.
+async fn burst(gateway: &Gateway, urls: &[String; 2], prompts: impl Iterator<Item = String>) {
+    let one = async |(number, prompt): (usize, String)| {
+        let url = format!("{}/v1/chat/completions", urls[number % 2]);
+        let answer = gateway.client.post(url).json(&chat(MODELS[0], &prompt, 8)).send().await.unwrap();
+        assert_eq!(answer.status(), 200);
+        answer.bytes().await.unwrap();
+    };
+    join_all(prompts.enumerate().map(one)).await;
+}
+
+fn frozen(waiting: u32) -> String {
+    format!(
+        "vllm:num_requests_waiting {waiting}\nvllm:num_requests_running 0\nvllm:kv_cache_usage_perc 0.1\n"
+    )
+}
+
+/// Fault 16: a burst between two scrapes sees one engine idle, or all alike. A policy that goes by prefixes first cannot be
+/// made to have one everywhere.
+async fn bursts_spread(policy: Value, prefix_first: bool) {
+    let _alone = ALONE.lock().await;
+    let engine = weir_engine::Config { prefill_ms_per_ktoken: 50.0, decode_ms: 10.0, ..Default::default() };
+    let (gateway, _second, urls) = eight(policy.clone(), engine).await;
+    let say = async |waiting: [u32; 8]| {
+        gateway.engines[0].iter().zip(waiting).for_each(|(engine, n)| engine.say(Some(&frozen(n))));
+        let scorer = &gateway.scorer.as_ref().unwrap().url;
+        let heard = async || {
+            let loads: Value = serde_json::from_str(&get(scorer, "/v1/loads").await.unwrap()).unwrap();
+            let engines = loads["pools"][0]["engines"].as_array().unwrap().clone();
+            let said = |said: &Value| said["waiting"].as_u64();
+            let mut all: Vec<_> = engines.iter().filter_map(said).collect();
+            let mut expected = waiting.map(u64::from);
+            all.sort_unstable();
+            expected.sort_unstable();
+            all == expected
+        };
+        wait_until("the scorer has heard it", Duration::from_secs(10), heard).await.unwrap();
+    };
+    let within = |counts: Vec<usize>, run: &str| {
+        assert_eq!(counts.iter().sum::<usize>(), 80, "{run}");
+        assert!(counts.iter().all(|count| (3..=20).contains(count)), "{run}, {policy}: {counts:?}");
+    };
+    say([1; 8]).await;
+    burst(&gateway, &urls, (0..80).map(|number| text(100 + number, 1_000))).await;
+    within(counts(&gateway), "no prefix is shared");
+    if !prefix_first {
+        // Warm everywhere: the prefix alone, more at once than any affinity holds.
+        let shared = text(7, 1_000);
+        burst(&gateway, &urls, (0..160).map(|_| shared.clone())).await;
+        counts(&gateway);
+        burst(&gateway, &urls, (0..80).map(|number| format!("{shared}{}", text(300 + number, 200)))).await;
+        within(counts(&gateway), "the prefix is warm everywhere");
+    }
+    say([1, 1, 1, 0, 1, 1, 1, 1]).await;
+    burst(&gateway, &urls, (0..80).map(|number| text(500 + number, 1_000))).await;
+    within(counts(&gateway), "one engine says that nothing waits");
+    gateway.quiet(Duration::from_secs(10)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_burst_on_frozen_metrics_spreads_by_default() {
+    bursts_spread(json!("least_prefill"), false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_burst_on_frozen_metrics_spreads_with_llm_ds_default() {
+    bursts_spread(epp(), true).await;
+}
+
+/// The 99th percentile of how long 32 clients waited for their first byte, sending three requests each; and how many
+/// engines served them.
+async fn hot(gateway: &Gateway, urls: &[String; 2], shared: &str) -> (f64, usize) {
+    let client = async |client: u64| {
+        let mut waits = Vec::new();
+        for turn in 0..3 {
+            let prompt = format!("{shared}{}", text(1_000 * client + turn, 80));
+            let mut body = chat(MODELS[0], &prompt, 16);
+            body["stream"] = true.into();
+            let url = format!("{}/v1/chat/completions", urls[client as usize % 2]);
+            let start = Instant::now();
+            let mut answer = gateway.client.post(url).json(&body).send().await.unwrap();
+            answer.chunk().await.unwrap();
+            waits.push(start.elapsed().as_secs_f64());
+            while answer.chunk().await.unwrap().is_some() {}
+        }
+        waits
+    };
+    let mut waits: Vec<f64> = join_all((0..32).map(client)).await.concat();
+    waits.sort_by(f64::total_cmp);
+    let used = counts(gateway).iter().filter(|count| **count > 0).count();
+    (waits[waits.len() * 99 / 100], used)
+}
+
+/// Fault 17: one common system prompt.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hot_prefix_stays_on_one_engine_alone_and_on_none_under_load() {
+    let _alone = ALONE.lock().await;
+    let engine = || weir_engine::Config {
+        slots: 4,
+        prefill_ms_per_ktoken: 50.0,
+        decode_ms: 20.0,
+        decode_batch_slope: 0.0,
+        ..Default::default()
+    };
+    let shared = text(7, 6 << 10);
+    let (gateway, _second, urls) = eight(json!("least_prefill"), engine()).await;
+    for number in 0..20 {
+        burst(&gateway, &urls, std::iter::once(format!("{shared}{}", text(number, 80)))).await;
+    }
+    let alone = counts(&gateway);
+    assert!(alone.iter().max().unwrap() * 20 >= 19 * 20, "{alone:?}");
+    let (wait, used) = hot(&gateway, &urls, &shared).await;
+    assert!(used >= 6, "{used} engines");
+    let (by_load, _second, urls) = eight(json!("least_requests"), engine()).await;
+    let (least, _) = hot(&by_load, &urls, &shared).await;
+    // A tenth of a second is for the machine.
+    assert!(wait <= 2.0 * least + 0.1, "{wait:.3} s against {least:.3} s by load alone");
+}
