@@ -273,11 +273,9 @@ async fn while_the_store_dies_hangs_and_is_flushed_nothing_hangs_and_it_recovers
                 _ => redis.process.go_on(),
             }
             let admitted = async || {
-                join_all(gateways.iter().map(|gateway| send(gateway, "back", &small(0))))
-                    .await
-                    .iter()
-                    .all(|answer| answer.status() == 200)
-                    && !redis.keys().unwrap().is_empty()
+                let body = small(0);
+                let answers = join_all(gateways.iter().map(|gateway| send(gateway, "back", &body))).await;
+                answers.iter().all(|answer| answer.status() == 200) && !redis.keys().unwrap().is_empty()
             };
             wait_until("the store is used again", SOON, admitted).await.unwrap();
             for gateway in &gateways {
