@@ -143,7 +143,7 @@ impl World {
             Verdict::Admitted(admitted) => {
                 let proxy = &mut self.proxies[place];
                 proxy.hold = Some(admitted.ticket.holds()[0]);
-                let ends = self.now + Duration::from_millis(self.random.next() % 2_000);
+                let ends = self.now + Duration::from_millis(self.random.next() % 1_000);
                 proxy.open.push((admitted.ticket, self.log.len(), ends));
                 self.log.push(Entry { at: self.now, cost: facts.prompt_tokens.into() });
                 self.check();
@@ -251,11 +251,14 @@ impl World {
 #[test]
 fn no_window_is_exceeded_while_messages_are_lost_and_proxies_die() {
     let mut admitted = 0;
+    // Bad networks, and good ones, on which the limit is used up all the time.
     for seed in 0..8 {
-        let mut world = World::new(seed, 2 + seed as usize % 4, 15, 400);
+        let mut world =
+            World::new(seed, 2 + seed as usize % 4, [15, 2][seed as usize % 2], [400, 40][seed as usize % 2]);
         for step in 1..3_000 {
             world.step(10 + seed * 6);
-            if step % 701 == 0 {
+            // Now and then, or again before what the last one held is free.
+            if step % [701, 97][seed as usize % 2] == 0 {
                 let place = world.random.next() as usize % world.proxies.len();
                 world.crash(place);
             }

@@ -147,10 +147,13 @@ impl Sharing {
         reply: &Reply,
     ) -> Option<Duration> {
         let status = reply.headers.get(":status").unwrap_or("none");
-        let signed = reply.headers.get(wire::SCORER).is_some() && status == "200";
-        let grants = serde_json::from_slice::<Grants>(&reply.body).ok().filter(|_| signed);
+        let signed = reply.headers.get(wire::SCORER).is_some();
+        let grants = serde_json::from_slice::<Grants>(&reply.body).ok().filter(|_| signed && status == "200");
         let Some(grants) = grants.filter(|grants| grants.keys.len() == asked.holds.len()) else {
-            let why = format!("no answer within {} ms (status {status})", self.config.timeout_ms);
+            let why = match signed {
+                true => format!("the scorer cannot tell (status {status})"),
+                false => format!("no answer within {} ms (status {status})", self.config.timeout_ms),
+            };
             self.failed(host, &why);
             return None;
         };
