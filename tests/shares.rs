@@ -310,3 +310,45 @@ async fn a_request_within_the_allowance_waits_for_nobody() {
     let asked = gateways[0].stat("weir_limit_share_asked_total").await.unwrap();
     assert!((1..=12).contains(&asked), "{asked} of 20 waited");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn so_many_at_once_and_so_many_requests_over_two_gateways_and_no_more() {
+    let mut limit = limit(600, json!({}));
+    limit["limits"][0]["windows"] = json!([{"requests": 5, "per_s": 600}]);
+    limit["limits"][0]["max_in_flight"] = 3.into();
+    let gateways = two(&limit, false, Config { decode_ms: 20.0, ..Config::default() }).await;
+    let (first, refused) = burst(&gateways, KEY, 30).await;
+    assert_eq!((first, refused.len()), (3, 27));
+    assert!(refused.iter().all(|answer| answer.status() == 429));
+    // What one gateway held in flight the other one may have when it is over.
+    sleep(Duration::from_millis(1_000)).await;
+    let both = [&gateways[1], &gateways[1], &gateways[1]];
+    let answers =
+        join_all(both.map(|gateway| async move { send(gateway, KEY, &hundred(0)).await.status() })).await;
+    assert_eq!(
+        answers.iter().filter(|status| **status == 200).count(),
+        2,
+        "five requests in all: {answers:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_gateway_that_died_held_is_free_after_its_lease_and_a_window() {
+    let [mut first, second] = two(&limit(4, json!({})), true, Config::instant()).await;
+    let mut admitted = 0;
+    for turn in 0..12 {
+        admitted += usize::from(send(&first, KEY, &hundred(turn)).await.status() == 200);
+    }
+    assert!((9..=10).contains(&admitted), "{admitted}");
+    first.envoy.kill();
+    assert_eq!(send(&second, KEY, &hundred(0)).await.status(), 429);
+    sleep(Duration::from_millis(3_000)).await;
+    assert_eq!(
+        send(&second, KEY, &hundred(0)).await.status(),
+        429,
+        "the dead one's use counts for the window"
+    );
+    // 1.2 s of lease and 4 s of window.
+    sleep(Duration::from_millis(2_800)).await;
+    assert_eq!(send(&second, KEY, &hundred(0)).await.status(), 200);
+}
