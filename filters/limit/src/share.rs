@@ -181,15 +181,19 @@ impl Sharing {
             self.active.iter().filter(|(_, at)| **at <= now).map(|(hold, _)| *hold).take(AT_ONCE).collect();
         let mut claims = Vec::new();
         for hold in due {
-            match limits.renew(store, hold, lease, now) {
+            // What another worker has renewed is looked at again before that is too long ago.
+            let again = match limits.renew(store, hold, lease, now) {
                 Renewal::Idle => {
                     self.active.remove(&hold);
                     continue;
                 }
-                Renewal::Early => {}
-                Renewal::Due(claim) => claims.push((hold, claim)),
-            }
-            self.active.insert(hold, now + lease / 4);
+                Renewal::Early => lease / 8,
+                Renewal::Due(claim) => {
+                    claims.push((hold, claim));
+                    lease / 3
+                }
+            };
+            self.active.insert(hold, now + again);
         }
         if !claims.is_empty() || !self.up {
             self.renewing = self.send(host, claims, now);

@@ -283,6 +283,14 @@ fn what_the_documentation_shows_is_right() {
     let (_, json) = text.split_once("```json\n").unwrap();
     let config = read(json.split_once("```").unwrap().0.as_bytes()).unwrap();
     assert_eq!(config.limits.len(), 3);
+    let (_, share) = json.split_once("```json\n{").unwrap();
+    let share = share.split_once("```").unwrap().0;
+    let shared =
+        read(format!(r#"{{"limits":[{{"name":"l","max_in_flight":1}}],{share}"#).as_bytes()).unwrap();
+    assert_eq!(shared.share.unwrap().lease_ms.get(), 3_000);
+    let short = SHARED.replace("\"id_seed\":3", "\"id_seed\":3,\"lease_ms\":500");
+    let short = read(short.as_bytes()).unwrap_err().to_string();
+    assert!(short.starts_with("share.lease_ms: 500 is less than four times renew_ms"), "{short}");
     let wrong = read(br#"{"limits":[{"name":"l","windows":[{"tokens":1,"per_m":1}]}]}"#).unwrap_err();
     assert!(wrong.to_string().starts_with("limits[0].windows[0].per_m: unknown field"), "{wrong}");
 }

@@ -93,4 +93,16 @@ mod tests {
             assert!(message.starts_with(expected), "{message}");
         }
     }
+
+    #[test]
+    fn the_store_that_the_documentation_shows_is_right_and_its_password_is_not_printed() {
+        let text = include_str!("../../../docs/limits.md");
+        let (_, store) = text.split_once("```yaml\n").unwrap();
+        let pools = "pools: [{name: a, models: [], endpoints: ['[::1]:1']}]\n";
+        let config =
+            Config::read((pools.to_owned() + store.split_once("```").unwrap().0).as_bytes()).unwrap();
+        assert_eq!(config.store.as_ref().unwrap().timeout_ms.get(), 25);
+        let printed = serde_json::to_string(&config).unwrap();
+        assert!(printed.contains("redis://…@redis:6379/0") && !printed.contains("password"), "{printed}");
+    }
 }
