@@ -441,18 +441,12 @@ impl Pick {
         }
         let concerns = pool.probes(lease.id) || pool.concerns(endpoint, outcome);
         let moved = pool.attempted(lease.id, endpoint, outcome, host.now());
-        match moved {
-            Some(Moved::Out) => {
-                log::warn!("weir-pick: pool {name}: {endpoint} is out: {}", outcome.write());
-                if let Some(metrics) = self.metrics.pools.get(lease.pool) {
-                    host.add(metrics.trips, 1);
-                }
-            }
-            Some(Moved::Back) => log::info!("weir-pick: pool {name}: {endpoint} is back"),
-            None => {}
+        let name = name.to_owned();
+        if moved.is_some() || outcome.class() == Class::Busy {
+            self.moved(host, lease.pool, endpoint, outcome, moved);
         }
         if concerns {
-            let (pool, endpoint, outcome) = (name.to_owned(), endpoint.to_owned(), *outcome);
+            let (pool, endpoint, outcome) = (name, endpoint.to_owned(), *outcome);
             let told = Message::Attempted {
                 pool: lease.pool as u16,
                 lease: lease.id,
@@ -464,13 +458,51 @@ impl Pick {
                 scorer.note(Event::Attempted { pool, lease: lease.id, endpoint, outcome });
             }
         }
-        if moved.is_some() || outcome.class() == Class::Busy {
-            self.peers.keep_out(host, self.out());
-        }
         if !self.pools.get(lease.pool).is_some_and(|(_, pool)| pool.probes(lease.id))
             && let Some(slot) = stream.slot.take()
         {
             slot.give_back(host);
+        }
+    }
+
+    /// An endpoint is out, back, or held off: that is logged, counted, and kept where other workers find it.
+    fn moved(
+        &mut self,
+        host: &dyn Host,
+        place: usize,
+        endpoint: &str,
+        outcome: &Outcome,
+        moved: Option<Moved>,
+    ) {
+        let name = self.pools.get(place).map_or("", |(name, _)| name);
+        match moved {
+            Some(Moved::Out) => {
+                log::warn!("weir-pick: pool {name}: {endpoint} is out: {}", outcome.write());
+                if let Some(metrics) = self.metrics.pools.get(place) {
+                    host.add(metrics.trips, 1);
+                }
+            }
+            Some(Moved::Back) => log::info!("weir-pick: pool {name}: {endpoint} is back"),
+            None => {}
+        }
+        self.peers.keep_out(host, self.out());
+    }
+
+    /// Another worker's request came to an outcome. Mostly the worker that brings an endpoint's last failure puts it out and says
+    /// so; where failures of two workers pass each other, neither does, and who hears of the last one has to.
+    fn heard_attempt(
+        &mut self,
+        host: &dyn Host,
+        place: usize,
+        lease: LeaseId,
+        endpoint: &str,
+        outcome: &Outcome,
+    ) {
+        let Some((_, pool)) = self.pools.get(place) else { return };
+        let moved = pool.attempted(lease, endpoint, outcome, host.now());
+        let is_known = |kept: &Message| matches!(kept, Message::Out { pool, endpoint: own, .. } if usize::from(*pool) == place && own == endpoint);
+        if moved == Some(Moved::Out) && !self.peers.kept_out(host).iter().any(is_known) {
+            self.moved(host, place, endpoint, outcome, moved);
         }
     }
 
@@ -581,9 +613,7 @@ impl Pick {
                 }
             }
             Message::Attempted { pool, lease, endpoint, outcome } => {
-                if let Some((_, pool)) = self.pools.get(usize::from(pool)) {
-                    pool.attempted(lease, &endpoint, &outcome, now);
-                }
+                self.heard_attempt(host, usize::from(pool), lease, &endpoint, &outcome);
             }
             Message::Out { pool, endpoint, snapshot } => {
                 if let Some((_, pool)) = self.pools.get(usize::from(pool)) {

@@ -447,6 +447,32 @@ fn of_two_workers_one_sends_the_probe_and_both_hear_what_it_came_to() {
 }
 
 #[test]
+fn an_endpoint_that_is_out_by_failures_that_passed_each_other_is_known_to_be() {
+    let world = World::new();
+    let [mut one, mut two] = [(); 2].map(|()| Worker::<Pick>::of(&world, CONFIG).unwrap());
+    let hear = |one: &mut Worker<Pick>, two: &mut Worker<Pick>| {
+        one.hear(0);
+        two.hear(1);
+    };
+    let dead = comes_to(&mut one, 1, "200", 0)[0].clone();
+    comes_to(&mut two, 2, "200", 0);
+    (0..2).for_each(|_| hear(&mut one, &mut two));
+    // Each sees one failure of the two that it takes, and then hears of the other's.
+    for worker in [&mut one, &mut two] {
+        let failing = ask(worker, 1);
+        assert_eq!(destination(&failing)[0], dead);
+        ends(worker, failing, &dead, "503", NO_CONNECTION);
+    }
+    assert_eq!(world.metric("weir_breaker_trips_total;pool=p"), 0);
+    hear(&mut one, &mut two);
+    assert_eq!(world.metric("weir_breaker_trips_total;pool=p"), 1);
+    let mut three = Worker::<Pick>::of(&world, CONFIG).unwrap();
+    for worker in [&mut one, &mut two, &mut three] {
+        assert!((0..20).all(|prompt| !comes_to(worker, 30 + prompt, "200", 0).contains(&dead)));
+    }
+}
+
+#[test]
 fn a_worker_that_joins_knows_who_is_out_before_its_first_choice() {
     let world = World::new();
     let mut one = Worker::<Pick>::of(&world, CONFIG).unwrap();
@@ -600,7 +626,7 @@ fn policies_that_learn_from_answers_learn_from_every_workers() {
     }
     hear(&mut one, &mut two);
     // The second endpoint writes ten tokens in a tenth of the time.
-    for (from, ms) in [("10.0.0.1:1", 1_000), ("10.0.0.2:1", 100)] {
+    for (from, ms) in [("10.0.0.1:1", 1_000), ("10.0.0.3:1", 1_000), ("10.0.0.2:1", 100)] {
         let mut exchange = loop {
             let exchange = ask(&mut one, 1);
             if destination(&exchange)[0] == from {
