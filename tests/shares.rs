@@ -222,8 +222,11 @@ async fn scorers_share_a_store_which_forgets_idle_keys_and_knows_no_credential()
     let dir = tempfile::tempdir().unwrap();
     let redis = Redis::start(dir.path()).await.unwrap();
     let gateways = two_with_store(&limit(3, json!({})), &redis, "closed").await;
+    let start = Instant::now();
     let (admitted, refused) = burst(&gateways, KEY, 200).await;
-    assert!((9..=10).contains(&admitted), "{admitted}");
+    // A slow machine takes more than one window for all of them.
+    let windows = 1 + start.elapsed().as_secs() as usize / 3;
+    assert!((9..=10 * windows).contains(&admitted), "{admitted} in {windows} windows");
     assert!(refused.iter().all(|answer| answer.status() == 429));
     let keys = redis.keys().unwrap();
     assert!(keys.len() > 1, "{keys:?}");
@@ -243,8 +246,10 @@ async fn scorers_share_a_store_which_forgets_idle_keys_and_knows_no_credential()
     // Within two windows of idleness nothing is left but the mark.
     let idle = async || redis.keys().unwrap() == ["weir:limit:1:since"];
     wait_until("idle keys are gone", Duration::from_secs(8), idle).await.unwrap();
+    let start = Instant::now();
     let (admitted, _) = burst(&gateways, KEY, 40).await;
-    assert!((9..=10).contains(&admitted), "{admitted}");
+    let windows = 1 + start.elapsed().as_secs() as usize / 3;
+    assert!((9..=10 * windows).contains(&admitted), "{admitted} in {windows} windows");
 }
 
 #[tokio::test(flavor = "multi_thread")]
