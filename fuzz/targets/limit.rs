@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::time::Duration;
 use weir::instant::Instant;
-use weir::limit::{Asked, Config, Limits, Outcome, Store, Verdict};
+use weir::limit::{Asked, Config, Limits, Outcome, Reach, Store, Verdict};
 use weir::request::{Dialect, Facts};
 use weir::response::Usage;
 
@@ -51,13 +51,14 @@ fuzz_target!(|input: &[u8]| {
     let header = |name: &str| (name == "x-consumer-username").then_some("somebody");
     let mut now = Instant::from_millis(u64::from(minutes) * 60_000);
     for turn in 0..4_u64 {
-        match limits.admit(&store, &Asked { facts: &facts, header: &header, address: None }, now) {
+        match limits.admit(&store, &Asked { facts: &facts, header: &header, address: None }, Reach::Ask, now)
+        {
             Verdict::Admitted(admitted) => {
                 let usage = Usage { input: 40, output: turn * 20, ..Usage::default() };
                 let charge = limits.settle(&store, admitted.ticket, &Outcome::Used(usage), now);
                 assert_eq!(charge.cost, (40 + turn * 20) * 1_000);
             }
-            Verdict::Denied(_) => {}
+            Verdict::Denied(_) | Verdict::Short(_) => {}
             Verdict::Unlimited => panic!("both limits are for it"),
         }
         now = now + Duration::from_millis(700);
@@ -66,6 +67,7 @@ fuzz_target!(|input: &[u8]| {
     let later = limits.admit(
         &store,
         &Asked { facts: &facts, header: &header, address: None },
+        Reach::Alone,
         now + Duration::from_secs(90_000),
     );
     assert!(matches!(later, Verdict::Admitted(_)), "{later:?}");
