@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 SECONDS_EACH=${1:-30}
 [ $# = 0 ] || shift
 TARGETS=("$@")
-[ $# != 0 ] || TARGETS=(request response restore limit wire headers config peers reply)
+[ $# != 0 ] || TARGETS=(request response restore limit engine wire headers config peers reply)
 
 HOST=$(rustc -vV | sed -n 's/^host: //p')
 FLAGS="--cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module"
@@ -34,7 +34,7 @@ message() { printf '%s\n' "${@:1:$#-1}" ''; cat "${@: -1}"; }
 seeds() {
   local file name path seeds=$OUT/seeds
   rm -rf "$seeds"
-  mkdir -p "$seeds"/{request,response,restore}
+  mkdir -p "$seeds"/{request,response,restore,engine}
   cp -r fuzz/seeds/. "$seeds"
   for file in tests/acceptance/requests/*.json; do
     name=$(basename "$file" .json)
@@ -59,6 +59,7 @@ seeds() {
     message 200 'content-type: application/json' "$file" >"$seeds/response/$(basename "$file")"
   done
   cp "$seeds"/response/* "$seeds/restore/"
+  cp tests/acceptance/metrics/* "$seeds/engine/"
 }
 seeds
 

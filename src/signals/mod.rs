@@ -75,7 +75,9 @@ pub struct Rank {
 
 /// Reads metrics in Prometheus's text format or OpenMetrics.
 pub fn read(text: &str) -> Reading {
-    let samples: Vec<Sample<'_>> = text::samples(text).filter(|sample| sample.value.is_finite()).collect();
+    // Nothing that is read here can be negative, or so large: what is, is no word of the engine's.
+    let is_one = |sample: &Sample<'_>| (0.0..1e18).contains(&sample.value);
+    let samples: Vec<Sample<'_>> = text::samples(text).filter(is_one).collect();
     let started = samples.iter().find(|sample| sample.name == "process_start_time_seconds");
     let started = started.map(|sample| sample.value);
     let is_its = |engine: &&Engine| samples.iter().any(|sample| engine.waits_or_runs(sample.name));

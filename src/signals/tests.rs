@@ -45,3 +45,11 @@ fn the_size_of_kv_memory_is_found_for_each_engine() {
     assert_eq!(tokens(trt), Some(320));
     assert_eq!(tokens("llamacpp:requests_processing 1\n"), None);
 }
+
+#[test]
+fn a_number_that_no_count_has_is_unknown() {
+    for wrong in ["-8", "NaN", "+Inf", "1e300"] {
+        let reading = read(&format!("vllm:num_requests_running {wrong}\nvllm:num_requests_waiting 3\n"));
+        assert_eq!((reading.running, reading.waiting), (None, Some(3.0)), "{wrong}");
+    }
+}
