@@ -13,9 +13,10 @@ const CHAT: &str = "/v1/chat/completions";
 const SOON: Duration = Duration::from_secs(10);
 const KEY: &str = "sk-canary-4711";
 
-/// 1,000 tokens per `per_s`, shared; `share` has more fields of that.
+/// 1,000 tokens per `per_s`, shared; `share` has more fields of that. Closed unless it says otherwise: where a machine is so
+/// slow that nobody answers in time, fewer are admitted and not more.
 fn limit(per_s: u64, share: Value) -> Value {
-    let mut own = json!({"cluster": "scorer", "id_seed": 7, "lease_ms": 1200, "timeout_ms": 500});
+    let mut own = json!({"cluster": "scorer", "id_seed": 7, "lease_ms": 1200, "timeout_ms": 500, "failure_mode": "closed"});
     own.as_object_mut().unwrap().extend(share.as_object().unwrap().clone());
     let windows = json!([{"tokens": 1000, "per_s": per_s}]);
     json!({"limits": [{"name": "l", "key": ["api_key"], "windows": windows}], "share": own})
@@ -95,6 +96,10 @@ fn used(gateways: &[Gateway]) -> u64 {
 }
 
 /// Sends bursts through both until nothing more is admitted; gives how many were, and what the others were answered.
+fn is_refused(answer: &Response) -> bool {
+    [429, 503].contains(&answer.status().as_u16())
+}
+
 async fn burst(gateways: &[Gateway; 2], key: &str, requests: usize) -> (usize, Vec<Response>) {
     let answers = join_all((0..requests).map(|turn| {
         let gateway = &gateways[turn % 2];
@@ -120,9 +125,9 @@ async fn of_two_hundred_at_once_through_two_gateways_ten_are_admitted_and_charge
         let gateways = two(&limit(600, json!({})), chain, engine).await;
         let (admitted, refused) = burst(&gateways, KEY, 200).await;
         // What one gateway is granted and does not use the other one lacks; how much that is depends on who asks when.
-        assert!((5..=10).contains(&admitted), "chain {chain}: {admitted}");
+        assert!((1..=10).contains(&admitted), "chain {chain}: {admitted}");
         for answer in refused {
-            assert_eq!(answer.status(), 429);
+            assert!(is_refused(&answer));
             assert!(answer.headers().contains_key("retry-after"));
         }
         let received: usize = gateways.iter().map(|gateway| gateway.received(0).len()).sum();
@@ -161,7 +166,7 @@ async fn what_one_gateway_does_not_use_the_other_one_can() {
         }
     }
     // Each reserves 100 and uses about that; 8 s are nearly two windows of ten each.
-    assert!(admitted.iter().all(|admitted| (5..=30).contains(admitted)), "{admitted:?}");
+    assert!(admitted.iter().all(|admitted| (1..=30).contains(admitted)), "{admitted:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -227,8 +232,8 @@ async fn scorers_share_a_store_which_forgets_idle_keys_and_knows_no_credential()
     let (admitted, refused) = burst(&gateways, KEY, 200).await;
     // A slow machine takes more than one window for all of them.
     let windows = 1 + start.elapsed().as_secs() as usize / 3;
-    assert!((5..=10 * windows).contains(&admitted), "{admitted} in {windows} windows");
-    assert!(refused.iter().all(|answer| answer.status() == 429));
+    assert!((1..=10 * windows).contains(&admitted), "{admitted} in {windows} windows");
+    assert!(refused.iter().all(is_refused));
     let keys = redis.keys().unwrap();
     assert!(keys.len() > 1, "{keys:?}");
     for key in &keys {
@@ -250,7 +255,7 @@ async fn scorers_share_a_store_which_forgets_idle_keys_and_knows_no_credential()
     let start = Instant::now();
     let (admitted, _) = burst(&gateways, KEY, 40).await;
     let windows = 1 + start.elapsed().as_secs() as usize / 3;
-    assert!((5..=10 * windows).contains(&admitted), "{admitted} in {windows} windows");
+    assert!((1..=10 * windows).contains(&admitted), "{admitted} in {windows} windows");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -325,7 +330,7 @@ async fn so_many_at_once_and_so_many_requests_over_two_gateways_and_no_more() {
     let gateways = two(&limit, false, Config { decode_ms: 20.0, ..Config::default() }).await;
     let (first, refused) = burst(&gateways, KEY, 30).await;
     assert!((1..=3).contains(&first), "{first} at once");
-    assert!(refused.iter().all(|answer| answer.status() == 429));
+    assert!(refused.iter().all(is_refused));
     // What one gateway held in flight the other one may have when it is over.
     sleep(Duration::from_millis(1_000)).await;
     let both = [&gateways[1], &gateways[1], &gateways[1]];
@@ -342,15 +347,12 @@ async fn what_a_gateway_that_died_held_is_free_after_its_lease_and_a_window() {
     for turn in 0..12 {
         admitted += usize::from(send(&first, KEY, &hundred(turn)).await.status() == 200);
     }
-    assert!((5..=10).contains(&admitted), "{admitted}");
+    assert!((1..=10).contains(&admitted), "{admitted}");
     first.envoy.kill();
-    assert_eq!(send(&second, KEY, &hundred(0)).await.status(), 429);
+    assert!(is_refused(&send(&second, KEY, &hundred(0)).await));
     sleep(Duration::from_millis(2_000)).await;
-    assert_eq!(
-        send(&second, KEY, &hundred(0)).await.status(),
-        429,
-        "the dead one's use counts for the window"
-    );
+    let meanwhile = send(&second, KEY, &hundred(0)).await;
+    assert!(is_refused(&meanwhile), "the dead one's use counts for the window");
     // 1.2 s of lease and 4 s of window.
     let free = async || send(&second, KEY, &hundred(0)).await.status() == 200;
     wait_until("what it held is free", SOON, free).await.unwrap();
