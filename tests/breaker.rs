@@ -5,7 +5,7 @@ use futures_util::future::join_all;
 use rig::backend::Saying;
 use rig::raw::post;
 use rig::{
-    Backend, Edit, Gateway, MODELS, Raw, Setup, breaker, chat, fields, find_all, pick_config, place_pool,
+    Backend, Edit, Gateway, MODELS, Raw, Setup, breaker, chat, fields, filter_config, find_all, place_pool,
     request_id, wait_until,
 };
 use serde_json::{Value, json};
@@ -405,7 +405,9 @@ async fn a_trip_that_one_gateway_sees_is_acted_on_by_the_other() {
     let addresses: Vec<String> = one.engines[0].iter().map(|engine| engine.addr.to_string()).collect();
     let edit: Edit = Box::new(move |envoy| {
         place_pool(envoy, 0, &addresses);
-        pick_config(envoy, |pick| pick["scorer"] = json!({"cluster": "scorer", "timeout_ms": 1_000}));
+        filter_config(envoy, "pick", |pick| {
+            pick["scorer"] = json!({"cluster": "scorer", "timeout_ms": 1_000})
+        });
         for cluster in find_all(envoy, &|value| value["load_assignment"]["cluster_name"] == "scorer") {
             cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"]["socket_address"] =
                 json!({"address": "127.0.0.1", "port_value": port});

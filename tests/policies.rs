@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
 use futures_util::future::join_all;
-use rig::{Gateway, MODELS, Process, Setup, chat, envoy_binary, free_port, get, pick_config, wait_until};
+use rig::{Gateway, MODELS, Process, Setup, chat, envoy_binary, filter_config, free_port, get, wait_until};
 use serde_json::{Value, json};
 use std::time::Duration;
 use tokio::sync::Mutex;
@@ -69,7 +69,7 @@ async fn every_policy_serves_and_does_what_it_promises() {
                 header.as_object_mut().unwrap().remove("string_match");
                 header["present_match"] = true.into();
             }
-            pick_config(envoy, |pick| {
+            filter_config(envoy, "pick", |pick| {
                 let endpoints = pick["pools"][0]["endpoints"].clone();
                 let pool = |name: &&str| {
                     let policy = if *name == "epp" { epp() } else { json!(name) };
@@ -141,7 +141,9 @@ async fn eight(policy: Value, engine: weir_engine::Config) -> (Gateway, Process,
         engines: [8, 1],
         engine,
         scorer: true,
-        edit: Some(Box::new(move |envoy| pick_config(envoy, |pick| pick["choose"]["policy"] = own.clone()))),
+        edit: Some(Box::new(move |envoy| {
+            filter_config(envoy, "pick", |pick| pick["choose"]["policy"] = own.clone())
+        })),
         edit_scorer: Some(Box::new(move |scorer| {
             scorer["choose"]["policy"] = policy.clone();
             scorer["signals"] = json!({"interval_ms": 1000});

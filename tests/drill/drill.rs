@@ -9,7 +9,7 @@
 //! - attempts per request, as Envoy counts them; time to the first token, beside that of the step without a fault.
 
 use anyhow::{Context, Result};
-use rig::{Edit, Gateway, MODELS, Setup, chat, get, pick_config, wait_until};
+use rig::{Edit, Gateway, MODELS, Setup, chat, filter_config, get, wait_until};
 use serde_json::{Value, json};
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
@@ -91,7 +91,7 @@ pub(crate) async fn run(pace: Pace, mut told: impl FnMut(&Row)) -> Result<Vec<Ro
         config
     };
     let edit: Edit = Box::new(move |envoy| {
-        pick_config(envoy, |pick| pick["choose"]["breaker"] = breaker());
+        filter_config(envoy, "pick", |pick| pick["choose"]["breaker"] = breaker());
         // A request at an endpoint that hangs waits this long, and not five minutes.
         for policy in rig::find_all(envoy, &|value| value["retry_on"].is_string()) {
             policy["per_try_idle_timeout"] = "1s".into();

@@ -124,15 +124,9 @@ pub fn filter_config(envoy: &mut Value, name: &str, change: impl Fn(&mut Value))
     }
 }
 
-/// Changes the configuration of `pick`, be it a module of its own or a part of `chain`.
-pub fn pick_config(envoy: &mut Value, change: impl Fn(&mut Value)) {
-    filter_config(envoy, "pick", &change);
-    filter_config(envoy, "chain", |chain| change(&mut chain["pick"]));
-}
-
 /// An edit that gives all pools this breaker.
 pub fn breaker(config: Value) -> crate::Edit {
-    Box::new(move |envoy| pick_config(envoy, |pick| pick["choose"]["breaker"] = config.clone()))
+    Box::new(move |envoy| filter_config(envoy, "pick", |pick| pick["choose"]["breaker"] = config.clone()))
 }
 
 /// An edit that has endpoints chosen whatever their answers were.
@@ -147,7 +141,7 @@ pub fn place_pool(envoy: &mut Value, pool: usize, addresses: &[String]) {
         cluster["load_assignment"]["endpoints"][0]["lb_endpoints"] =
             addresses.iter().map(|address| endpoint(address)).collect();
     }
-    pick_config(envoy, |pick| pick["pools"][pool]["endpoints"] = addresses.into());
+    filter_config(envoy, "pick", |pick| pick["pools"][pool]["endpoints"] = addresses.into());
 }
 
 /// All values anywhere in a configuration that a test holds for; not those within another that is found.

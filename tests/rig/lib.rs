@@ -18,9 +18,7 @@ pub mod raw;
 mod redis;
 
 pub use backend::Backend;
-pub use config::{
-    breaker, filter_config, find_all, lead_cluster, no_breaker, pick_config, place_pool, shipped,
-};
+pub use config::{breaker, filter_config, find_all, lead_cluster, no_breaker, place_pool, shipped};
 pub use process::{Process, repository};
 pub use raw::Raw;
 pub use redis::Redis;
