@@ -3,11 +3,12 @@
 //! `std::time::Instant` panics on wasm32-unknown-unknown and cannot be built from a number, so the core has its
 //! own: nanoseconds since a start that only has to stay the same within one process.
 
+use serde::{Deserialize, Serialize};
 use std::ops::Add;
 use std::time::Duration;
 
 /// Nanoseconds since a start that the caller chooses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Instant(u64);
 
 impl Instant {

@@ -105,24 +105,8 @@ pub struct Reserve {
     pub pool: String,
     /// The lease's name, chosen by who asks, so that a lost answer leaves nothing that cannot be ended.
     pub lease: u64,
-    /// Estimated tokens of the prompt.
-    pub prompt_tokens: u32,
-    /// Units of the prompt, as blocks count them.
-    pub prompt_units: u32,
-    /// The most tokens it may write; 0 when the client set no bound.
-    pub output_tokens: u32,
-    /// Its answer comes as a stream.
-    #[serde(default)]
-    pub stream: bool,
-    /// Hash of its session.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub session: Option<u64>,
-    /// Hash of its tenant.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tenant: Option<u64>,
-    /// [`name_hash`] of its LoRA adapter.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub adapter: Option<u64>,
+    /// What the request brings.
+    pub demand: Demand,
     /// Say why, too.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub explain: bool,
@@ -413,38 +397,13 @@ fn read_hash(digits: &str) -> Option<u64> {
 impl Reserve {
     /// A call that says all of `ask`.
     pub fn of(pool: &str, lease: u64, ask: &Ask<'_>) -> Self {
-        let Demand { prompt_tokens, prompt_units, output_tokens, stream, session, tenant, adapter, .. } =
-            ask.demand;
-        Self {
-            pool: pool.to_owned(),
-            lease,
-            prompt_tokens,
-            prompt_units,
-            output_tokens,
-            stream,
-            session,
-            tenant,
-            adapter,
-            explain: false,
-            blocks: Blocks(ask.blocks.to_vec()),
-            events: Vec::new(),
-        }
+        let (pool, blocks) = (pool.to_owned(), Blocks(ask.blocks.to_vec()));
+        Self { pool, lease, demand: ask.demand, explain: false, blocks, events: Vec::new() }
     }
 
     /// What it asks of a pool.
     pub fn ask(&self) -> Ask<'_> {
-        let Self { prompt_tokens, prompt_units, output_tokens, stream, session, tenant, adapter, .. } = *self;
-        let demand = Demand {
-            prompt_tokens,
-            prompt_units,
-            output_tokens,
-            stream,
-            session,
-            tenant,
-            adapter,
-            ..Demand::default()
-        };
-        Ask { blocks: &self.blocks.0, demand }
+        Ask { blocks: &self.blocks.0, demand: self.demand }
     }
 }
 

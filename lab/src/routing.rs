@@ -331,11 +331,12 @@ impl<'a> Routers<'a> {
                 ..Signals::default()
             },
             adapters: Some(Adapters {
-                resident: hashes(resident),
+                running: Some(hashes(resident)),
                 waiting: hashes(wanted),
                 most: Some(most as usize),
+                listed: None,
             }),
-            totals: vec![computed as f64],
+            totals: vec![Some(computed as f64)],
             started: None,
         };
         self.pools[pool].hear(&self.addresses[endpoint], &report);

@@ -1,10 +1,12 @@
 //! What a policy sees: the request's demand, and of each candidate what is known.
 
 use crate::instant::Instant;
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// What a request brings to a choice.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct Demand {
     /// Tokens of its prompt.
     pub prompt_tokens: u32,
@@ -15,19 +17,25 @@ pub struct Demand {
     /// Its answer comes as a stream: the first token will be seen.
     pub stream: bool,
     /// Hash of its session.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<u64>,
     /// Hash of its tenant.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub tenant: Option<u64>,
     /// [`crate::wire::name_hash`] of its LoRA adapter.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub adapter: Option<u64>,
     /// Milliseconds to the first token that the client asks for.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub slo_ttft_ms: Option<u32>,
     /// Milliseconds per token that the client asks for.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub slo_tpot_ms: Option<u32>,
 }
 
 /// What an engine says of itself. What it does not say is unknown, which is never zero.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(default)]
 pub struct Signals {
     /// Requests queued inside it.
     pub waiting: Option<u32>,
@@ -40,6 +48,7 @@ pub struct Signals {
     /// What it says of its utilisation as a whole (ORCA), from 0 to 1 and beyond.
     pub utilization: Option<f64>,
     /// When it said so; `None` when it never did.
+    #[serde(skip)]
     pub at: Option<Instant>,
 }
 
@@ -57,6 +66,8 @@ pub enum Adapter {
     Waiting,
     /// It is not there, and no slot is free.
     Full,
+    /// The endpoint lists the adapters that it serves, and this is none of them.
+    Absent,
 }
 
 /// What is known of an endpoint that may be chosen.

@@ -4,7 +4,7 @@
 //! 1.0  it is loaded there: the engine says so, or requests for it went there within memory_ms
 //! 0.8  it is not, and a slot is free
 //! 0.6  requests for it wait there, and no slot is free
-//! 0    neither
+//! 0    neither, or it is not in the endpoint's list of models
 //! ```
 //!
 //! vLLM's metric names adapters that have requests at the moment, not those that are loaded: between two requests an
@@ -44,6 +44,7 @@ impl Score for LoraAffinity {
         };
         scale::known_or_mean(round, scores, |candidate| match candidate.adapter {
             Adapter::Resident => Some(1.0),
+            Adapter::Absent => Some(0.0),
             _ if was_sent(candidate.place) => Some(1.0),
             Adapter::Room => Some(0.8),
             Adapter::Waiting => Some(0.6),
@@ -81,10 +82,10 @@ mod tests {
 
     #[test]
     fn residency_room_and_waiting_score_as_llm_d_has_it() {
-        use Adapter::{Full, Resident, Room, Unknown, Waiting};
+        use Adapter::{Absent, Full, Resident, Room, Unknown, Waiting};
         let mut policy = read(json!("lora_affinity"), 6);
         let demand = Demand { adapter: Some(WANTS), ..Demand::default() };
-        let candidates: Vec<Candidate> = [Resident, Room, Waiting, Full, Unknown]
+        let candidates: Vec<Candidate> = [Resident, Room, Waiting, Full, Unknown, Absent]
             .into_iter()
             .enumerate()
             .map(|(place, adapter)| Candidate { adapter, ..at(place) })
@@ -94,7 +95,7 @@ mod tests {
             policy.choose(&round, 1, &mut Random::new(1));
             policy.explain().iter().map(|one| (one.total * 100.0).round() / 100.0).collect::<Vec<f64>>()
         };
-        assert_eq!(scores(Instant::default()), [1.0, 0.8, 0.6, 0.0, 0.6], "the last is the mean");
+        assert_eq!(scores(Instant::default()), [1.0, 0.8, 0.6, 0.0, 0.48, 0.0], "unknown is the mean");
     }
 
     #[test]

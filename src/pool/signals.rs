@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 /// An engine's answer, read.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Report {
     /// When it was asked: what it says is no younger.
     pub at: Instant,
@@ -25,7 +25,7 @@ pub struct Report {
     /// What it says of LoRA adapters.
     pub adapters: Option<Adapters>,
     /// Numbers that only grow while an engine lives: if one has shrunk it is another.
-    pub totals: Vec<f64>,
+    pub totals: Vec<Option<f64>>,
     /// When its process started, in seconds: another time is another engine.
     pub started: Option<f64>,
 }
@@ -70,14 +70,16 @@ impl Answered {
 }
 
 /// LoRA adapters of an engine, by [`crate::wire::name_hash`] of their names.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Adapters {
-    /// Those that are loaded: that run, or that it lists.
-    pub resident: Vec<u64>,
+    /// Those that are in its batch, by its metrics; `None` when these say nothing of adapters.
+    pub running: Option<Vec<u64>>,
     /// Those that requests wait for.
     pub waiting: Vec<u64>,
-    /// How many it can have loaded.
+    /// How many it can have in a batch.
     pub most: Option<usize>,
+    /// Those in its list of models; `None` when it was not asked for that.
+    pub listed: Option<Vec<u64>>,
 }
 
 /// What an engine said of itself, for a person or a metric.
@@ -102,7 +104,7 @@ pub struct Said {
 pub(super) struct Heard {
     pub(super) signals: Signals,
     adapters: Option<Adapters>,
-    totals: Vec<f64>,
+    totals: Vec<Option<f64>>,
     started: Option<f64>,
     /// It is asked, so that what it says beside answers is no news.
     pub(super) is_asked: bool,
@@ -131,7 +133,8 @@ impl Heard {
                 self.ended(tokens, booked);
             }
         }
-        let is_new = self.totals.iter().zip(&report.totals).any(|(before, now)| now < before)
+        let shrank = |(before, now): (&Option<f64>, &Option<f64>)| before.zip(*now).is_some_and(|(b, n)| n < b);
+        let is_new = self.totals.iter().zip(&report.totals).any(shrank)
             || self.started.zip(report.started).is_some_and(|(before, now)| now > before + 1.0);
         self.signals = Signals { at: Some(report.at), ..report.signals };
         self.adapters.clone_from(&report.adapters);
@@ -157,15 +160,23 @@ impl Heard {
         }
     }
 
-    /// Where an adapter stands.
+    /// Where an adapter stands. What runs is loaded, whatever the list says; what an engine does not list it does not
+    /// serve; and without metrics of adapters, what it lists is all that is known to be loaded.
     pub(super) fn adapter(&self, wanted: Option<u64>) -> Adapter {
         let (Some(wanted), Some(adapters)) = (wanted, &self.adapters) else { return Adapter::Unknown };
-        if adapters.resident.contains(&wanted) {
+        let running = adapters.running.as_deref();
+        if running.is_some_and(|running| running.contains(&wanted)) {
             return Adapter::Resident;
         }
-        let others = adapters.waiting.iter().filter(|adapter| !adapters.resident.contains(adapter)).count();
+        match (running, &adapters.listed) {
+            (_, Some(listed)) if !listed.contains(&wanted) => return Adapter::Absent,
+            (None, Some(_)) => return Adapter::Resident,
+            _ => {}
+        }
+        let running = running.unwrap_or_default();
+        let others = adapters.waiting.iter().filter(|adapter| !running.contains(adapter)).count();
         match adapters.most {
-            Some(most) if adapters.resident.len().saturating_add(others) >= most => {
+            Some(most) if running.len().saturating_add(others) >= most => {
                 if adapters.waiting.contains(&wanted) { Adapter::Waiting } else { Adapter::Full }
             }
             _ => Adapter::Room,

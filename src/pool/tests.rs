@@ -421,7 +421,7 @@ fn an_engine_that_started_anew_holds_nothing() {
     let mut pool = pool(1);
     let (address, prompt) = (addresses(1)[0].clone(), blocks(1, 4));
     let totals = |at: u64, total: f64, started| Report {
-        totals: vec![f64::NAN, total],
+        totals: vec![None, Some(total)],
         started,
         ..report(NOW + Duration::from_secs(at), 0, 0.0)
     };
@@ -443,9 +443,10 @@ fn an_adapter_goes_where_the_engine_has_it_or_has_room() {
     let all = addresses(3);
     let adapters = |resident: &[&str], most| Report {
         adapters: Some(Adapters {
-            resident: resident.iter().map(|name| wire::name_hash(name)).collect(),
+            running: Some(resident.iter().map(|name| wire::name_hash(name)).collect()),
             waiting: vec![],
             most: Some(most),
+            listed: None,
         }),
         ..report(NOW, 0, 0.0)
     };
@@ -462,6 +463,31 @@ fn an_adapter_goes_where_the_engine_has_it_or_has_room() {
     assert_eq!(choose(1, "y"), 1);
     assert_eq!(choose(2, "z"), 2, "a slot is free there");
     assert_eq!(choose(3, "z"), 2, "and it was sent there");
+}
+
+#[test]
+fn what_an_engine_does_not_list_it_does_not_serve_and_what_runs_is_loaded_whatever_it_lists() {
+    use super::Heard;
+    use crate::policy::Adapter::{Absent, Resident, Room, Unknown};
+    let hash = wire::name_hash;
+    let stands = |running: Option<&str>, listed: Option<&[&str]>, wanted: &str| {
+        let adapters = Adapters {
+            running: running.map(|name| vec![hash(name)]),
+            most: Some(2),
+            listed: listed.map(|names| names.iter().map(|name| hash(name)).collect()),
+            ..Adapters::default()
+        };
+        let mut heard = Heard::default();
+        heard.hear(&Report { adapters: Some(adapters), ..report(NOW, 0, 0.0) }, |_| true);
+        heard.adapter(Some(hash(wanted)))
+    };
+    assert_eq!(stands(None, None, "a"), Room, "nothing runs, as far as is known");
+    assert_eq!(stands(None, Some(&["a", "b"]), "a"), Resident, "without metrics the list is all there is");
+    assert_eq!(stands(None, Some(&["b"]), "a"), Absent);
+    assert_eq!(stands(Some("a"), Some(&[]), "a"), Resident, "the list is the older word");
+    assert_eq!(stands(Some("b"), Some(&["a", "b"]), "a"), Room);
+    assert_eq!(stands(Some("b"), Some(&["b"]), "a"), Absent, "a free slot is of no use to it");
+    assert_eq!(Heard::default().adapter(Some(1)), Unknown);
 }
 
 #[test]

@@ -12,10 +12,14 @@
 //! anybody may have written (`text.rs`). For each endpoint it is bounded by the length of the text.
 
 mod engines;
+mod models;
 mod orca;
+mod scrape;
 mod text;
 
+pub use models::read as models;
 pub use orca::{HEADER as ORCA_HEADER, read as orca};
+pub use scrape::{Config, Rhythm, Scraped};
 
 use crate::instant::Instant;
 use crate::policy::Signals;
@@ -39,13 +43,16 @@ pub struct Reading {
     pub kv_usage: Option<f64>,
     /// Tokens that its KV memory holds.
     pub kv_tokens: Option<u64>,
-    /// Its LoRA adapters.
+    /// Its LoRA adapters, as its metrics have them.
     pub adapters: Option<Lora>,
+    /// Those in its list of models, where that was asked for.
+    #[serde(skip)]
+    pub listed: Option<Vec<String>>,
     /// The same by data-parallel rank, where there are several.
     pub ranks: Option<BTreeMap<String, Rank>>,
     /// Counters that only grow while it lives.
     #[serde(skip)]
-    totals: Vec<f64>,
+    totals: Vec<Option<f64>>,
     /// When its process started, in seconds since 1970.
     #[serde(skip)]
     started: Option<f64>,
@@ -94,8 +101,9 @@ pub fn read(text: &str) -> Reading {
         kv_usage: most(engine.kv_usage),
         kv_tokens: kv_tokens.filter(|tokens| *tokens > 0.0).map(|tokens| tokens as u64),
         adapters: adapters(&samples, engine),
+        listed: None,
         ranks: ranks(&samples, engine),
-        totals: engine.totals.iter().map(|metric| sum(&[*metric]).unwrap_or(f64::NAN)).collect(),
+        totals: engine.totals.iter().map(|metric| sum(&[*metric])).collect(),
         started,
     }
 }
@@ -178,10 +186,14 @@ impl Reading {
                 kv_tokens: self.kv_tokens,
                 ..Signals::default()
             },
-            adapters: self.adapters.as_ref().map(|lora| Adapters {
-                resident: hashes(&lora.running),
-                waiting: hashes(&lora.waiting),
-                most: lora.max,
+            adapters: (self.adapters.is_some() || self.listed.is_some()).then(|| {
+                let lora = self.adapters.as_ref();
+                Adapters {
+                    running: lora.map(|lora| hashes(&lora.running)),
+                    waiting: lora.map(|lora| hashes(&lora.waiting)).unwrap_or_default(),
+                    most: lora.and_then(|lora| lora.max),
+                    listed: self.listed.as_deref().map(hashes),
+                }
             }),
             totals: self.totals.clone(),
             started: self.started,

@@ -79,14 +79,8 @@ impl Message {
                 bytes.push(1);
                 bytes.extend(pool.to_le_bytes());
                 bytes.extend(lease.to_le_bytes());
-                bytes.extend(demand.prompt_tokens.to_le_bytes());
-                bytes.extend(demand.prompt_units.to_le_bytes());
-                bytes.extend(demand.output_tokens.to_le_bytes());
-                bytes.push(u8::from(demand.stream) | u8::from(*probe) << 1);
-                for hash in [demand.session, demand.tenant, demand.adapter] {
-                    bytes.push(u8::from(hash.is_some()));
-                    bytes.extend(hash.iter().flat_map(|hash| hash.to_le_bytes()));
-                }
+                bytes.push(u8::from(*probe));
+                write_demand(&mut bytes, demand);
                 text(&mut bytes, endpoint);
                 text(&mut bytes, prefill.as_deref().unwrap_or_default());
                 bytes.extend(wire::block_bytes(blocks));
@@ -141,24 +135,11 @@ impl Message {
             [1] => {
                 let pool = u16::from_le_bytes(rest.take()?);
                 let lease = LeaseId::from_le_bytes(rest.take()?);
-                let [prompt_tokens, prompt_units, output_tokens] =
-                    [rest.take()?, rest.take()?, rest.take()?].map(u32::from_le_bytes);
-                let [flags] = rest.take()?;
-                let stream = flags & 1 != 0;
-                let [session, tenant, adapter] = [rest.hash()?, rest.hash()?, rest.hash()?];
-                let demand = Demand {
-                    prompt_tokens,
-                    prompt_units,
-                    output_tokens,
-                    stream,
-                    session,
-                    tenant,
-                    adapter,
-                    ..Demand::default()
-                };
+                let probe = rest.take()? == [1];
+                let demand = rest.demand()?;
                 let endpoint = rest.text()?;
                 let prefill = Some(rest.text()?).filter(|prefill| !prefill.is_empty());
-                let (blocks, probe) = (wire::blocks(rest.0), flags & 2 != 0);
+                let blocks = wire::blocks(rest.0);
                 Self::Booked { pool, lease, endpoint, prefill, demand, blocks, probe }
             }
             [2] => Self::FirstToken {
@@ -204,6 +185,20 @@ impl Message {
     }
 }
 
+/// A demand goes with each request to each worker, so it is written as bytes.
+fn write_demand(bytes: &mut Vec<u8>, demand: &Demand) {
+    let Demand { prompt_tokens, prompt_units, output_tokens, stream, .. } = *demand;
+    let Demand { session, tenant, adapter, slo_ttft_ms, slo_tpot_ms, .. } = *demand;
+    let slo = [slo_ttft_ms, slo_tpot_ms].map(Option::unwrap_or_default);
+    let numbers = [prompt_tokens, prompt_units, output_tokens].into_iter().chain(slo);
+    bytes.extend(numbers.flat_map(u32::to_le_bytes));
+    bytes.push(u8::from(stream));
+    for hash in [session, tenant, adapter] {
+        bytes.push(u8::from(hash.is_some()));
+        bytes.extend(hash.iter().flat_map(|hash| hash.to_le_bytes()));
+    }
+}
+
 /// What is left to read of a message.
 struct Rest<'a>(&'a [u8]);
 
@@ -216,6 +211,26 @@ impl Rest<'_> {
 
     fn hash(&mut self) -> Option<Option<u64>> {
         Some(if self.take()? == [0] { None } else { Some(u64::from_le_bytes(self.take()?)) })
+    }
+
+    fn demand(&mut self) -> Option<Demand> {
+        let mut number = || self.take().map(u32::from_le_bytes);
+        let [prompt_tokens, prompt_units, output_tokens] = [number()?, number()?, number()?];
+        // No objective is 0.
+        let [slo_ttft_ms, slo_tpot_ms] = [number()?, number()?].map(|ms| Some(ms).filter(|ms| *ms > 0));
+        let stream = self.take()? == [1];
+        let [session, tenant, adapter] = [self.hash()?, self.hash()?, self.hash()?];
+        Some(Demand {
+            prompt_tokens,
+            prompt_units,
+            output_tokens,
+            stream,
+            session,
+            tenant,
+            adapter,
+            slo_ttft_ms,
+            slo_tpot_ms,
+        })
     }
 
     fn text(&mut self) -> Option<String> {
@@ -390,6 +405,7 @@ mod tests {
                     stream: true,
                     session: Some(0),
                     adapter: Some(u64::MAX),
+                    slo_ttft_ms: Some(200),
                     ..Demand::default()
                 },
                 blocks,

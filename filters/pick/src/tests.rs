@@ -108,7 +108,7 @@ fn the_scorers_choice_is_followed_and_its_lease_ended() {
     let call = exchange.see().calls().remove(0);
     assert_eq!((call.cluster.as_str(), call.path.as_str()), ("scorer", wire::RESERVE_PATH));
     let request: Reserve = serde_json::from_slice(&call.body).unwrap();
-    assert_eq!((request.pool.as_str(), request.prompt_tokens, request.blocks.0.len()), ("p", 336, 20));
+    assert_eq!((request.pool.as_str(), request.demand.prompt_tokens, request.blocks.0.len()), ("p", 336, 20));
     worker.reply(&mut exchange, &SCORER_200, &reserved(&["10.0.0.2:1", "10.0.0.3:1"]));
     assert!(!exchange.held());
     assert_eq!(destination(&exchange), ["10.0.0.2:1", "10.0.0.3:1"]);

@@ -45,8 +45,8 @@ impl Config {
         if let Some(store) = &config.store {
             store.client().map_err(|invalid| invalid.within("store"))?;
         }
-        if config.signals.as_ref().is_some_and(|signals| !signals.path.starts_with('/')) {
-            return Err(Invalid::new("signals.path", "a path begins with `/`"));
+        if let Some(signals) = &config.signals {
+            signals.check().map_err(|invalid| invalid.within("signals"))?;
         }
         Ok(config)
     }

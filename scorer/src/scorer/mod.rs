@@ -22,7 +22,8 @@ mod watch;
 pub use book::{PoolLoad, Scorer};
 pub use config::Config;
 pub use routes::Refused;
-pub use scrape::{Config as Signals, Scraped, scrape};
+pub use scrape::scrape;
+pub use weir::signals::{Config as Signals, Scraped};
 pub use store::Config as StoreConfig;
 pub use watch::Watch;
 
