@@ -136,8 +136,7 @@ async fn refusals_say_why_and_are_signed() {
     let cases = [
         (
             wire::RESERVE_PATH,
-            r#"{"pool":"b","lease":1,"demand":{"prompt_tokens":1,"prompt_units":1},"blocks":""}"#
-                .into(),
+            r#"{"pool":"b","lease":1,"demand":{"prompt_tokens":1,"prompt_units":1},"blocks":""}"#.into(),
             404,
             "no pool is named \"b\"",
         ),

@@ -59,7 +59,9 @@ impl Score for LeastPrefill {
         scale::fill(round, scores, |candidate| {
             let own = f64::from(candidate.uncached_tokens(round.demand)) * self.uncached_weight.get();
             let load = match candidate.adapter {
-                Adapter::Room | Adapter::Waiting | Adapter::Full | Adapter::Absent => self.adapter_tokens.get(),
+                Adapter::Room | Adapter::Waiting | Adapter::Full | Adapter::Absent => {
+                    self.adapter_tokens.get()
+                }
                 Adapter::Unknown | Adapter::Resident => 0.0,
             };
             let requests = f64::from(candidate.in_flight);

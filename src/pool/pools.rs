@@ -17,6 +17,10 @@ pub struct Spec {
     pub models: Vec<String>,
     /// Its endpoints, each `address:port`.
     pub endpoints: Vec<String>,
+    /// The cluster of Envoy's that leads to its endpoints, through which `pick` asks them how they are; the pool's name
+    /// unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<String>,
     /// How an endpoint of this pool is chosen, in the place of what holds for all of them; what it leaves out has its
     /// default. Two pools of the same endpoints compare two policies; each counts its own requests only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -58,6 +62,12 @@ impl Pools {
             }
             if spec.endpoints.is_empty() {
                 return Err(Invalid::new(place("endpoints"), "empty; name at least one endpoint"));
+            }
+            if spec.cluster.as_ref().is_some_and(String::is_empty) {
+                return Err(Invalid::new(
+                    place("cluster"),
+                    "empty; name the cluster that leads to the endpoints",
+                ));
             }
             for (address, attributes) in &spec.attributes {
                 attributes.check().map_err(|(field, why)| {

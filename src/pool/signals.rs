@@ -133,7 +133,8 @@ impl Heard {
                 self.ended(tokens, booked);
             }
         }
-        let shrank = |(before, now): (&Option<f64>, &Option<f64>)| before.zip(*now).is_some_and(|(b, n)| n < b);
+        let shrank =
+            |(before, now): (&Option<f64>, &Option<f64>)| before.zip(*now).is_some_and(|(b, n)| n < b);
         let is_new = self.totals.iter().zip(&report.totals).any(shrank)
             || self.started.zip(report.started).is_some_and(|(before, now)| now > before + 1.0);
         self.signals = Signals { at: Some(report.at), ..report.signals };

@@ -248,6 +248,7 @@ fn pools_are_told_apart_by_name_and_model() {
         models: vec![model.into()],
         endpoints: vec![endpoint.into()],
         choose: None,
+        cluster: None,
         attributes: BTreeMap::new(),
     };
     let make =

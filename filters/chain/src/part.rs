@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::time::Duration;
 use weir::instant::Instant;
 use weir::wire;
-use weir_host::{Call, Headers, Host, Kind, Metric, Of};
+use weir_host::{Call, Fetch, Headers, Host, Kind, Metric, Of};
 
 /// What the filters of one request have told each other.
 pub(crate) type State = RefCell<Vec<(String, Vec<u8>)>>;
@@ -121,6 +121,9 @@ impl Host for Part<'_> {
     }
     fn call(&self, call: &Call<'_>) -> Option<u32> {
         self.host.call(call)
+    }
+    fn fetch(&self, fetch: &Fetch<'_>) -> Option<u32> {
+        self.host.fetch(fetch)
     }
     fn define(&self, kind: Kind, name: &str) -> Metric {
         self.host.define(kind, name)

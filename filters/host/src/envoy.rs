@@ -5,7 +5,7 @@
 //! - The reply to a call resumes the request. A reply that comes when none is awaited is dropped.
 //! - Once a request has been answered here nothing resumes it: Envoy would send it on as well.
 
-use crate::{Body, Call, Filter, Flow, Headers, Host, Kind, Metric, Of, Reply, abi};
+use crate::{Body, Call, Fetch, Filter, Flow, Headers, Host, Kind, Metric, Of, Reply, abi};
 use proxy_wasm::hostcalls;
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::{Action, BufferType, ContextType, LogLevel, MapType, MetricType};
@@ -13,6 +13,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 use weir::instant::Instant;
+use weir::wire;
 
 /// The entry of a module: from here on Envoy's callbacks reach `F`.
 pub fn start<F: Filter>() {
@@ -170,7 +171,11 @@ impl Envoy {
 fn reply(body_size: usize) -> Reply {
     Reply {
         headers: abi::headers(MapType::HttpCallResponseHeaders),
-        body: abi::buffer(BufferType::HttpCallResponseBody, 0, body_size).unwrap_or_default(),
+        body: match body_size {
+            0..=Reply::MOST_BYTES => abi::buffer(BufferType::HttpCallResponseBody, 0, body_size),
+            _ => None,
+        }
+        .unwrap_or_default(),
     }
 }
 
@@ -253,6 +258,17 @@ impl Host for Envoy {
             self.call.set(call);
         }
         call
+    }
+
+    fn fetch(&self, fetch: &Fetch<'_>) -> Option<u32> {
+        let Fetch { cluster, endpoint, path, timeout } = *fetch;
+        let headers = vec![
+            (":method", "GET"),
+            (":path", path),
+            (":authority", endpoint),
+            (wire::DESTINATION, endpoint),
+        ];
+        hostcalls::dispatch_http_call(cluster, headers, None, vec![], timeout).ok()
     }
 
     fn define(&self, kind: Kind, name: &str) -> Metric {

@@ -11,7 +11,7 @@
     reason = "a test that breaks a rule must fail"
 )]
 
-use crate::{Body, Call, Callback, Filter, Flow, Headers, Host, Kind, Metric, Of, Reply};
+use crate::{Body, Call, Callback, Fetch, Filter, Flow, Headers, Host, Kind, Metric, Of, Reply};
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
@@ -95,6 +95,8 @@ pub struct Sent {
     pub path: String,
     /// The body.
     pub body: Vec<u8>,
+    /// The endpoint that is asked, if it is a certain one.
+    pub endpoint: Option<String>,
 }
 
 /// An answer that a filter gave.
@@ -249,6 +251,12 @@ impl<F: Filter> Worker<F> {
         self.filter.told(&self.root, self.root.called.get(), reply);
     }
 
+    /// This call, made outside of streams, is answered.
+    pub fn tell(&mut self, call: &Sent, headers: &[(&str, &str)], body: &[u8]) {
+        let reply = Reply { headers: headers.iter().copied().collect(), body: body.to_vec() };
+        self.filter.told(&self.root, call.number, reply);
+    }
+
     /// Calls that were made outside of streams.
     pub fn calls(&self) -> Vec<Sent> {
         self.root.calls.take()
@@ -333,6 +341,13 @@ impl Fake {
             called: Cell::new(0),
             ticks: ticks.clone(),
         }
+    }
+
+    fn note_call(&self, sent: Sent) -> u32 {
+        let number = sent.number;
+        self.called.set(number);
+        self.calls.borrow_mut().push(sent);
+        number
     }
 
     fn headers_of(&self, of: Of) -> &RefCell<Vec<(String, String)>> {
@@ -464,12 +479,18 @@ impl Host for Fake {
             return None;
         }
         assert!(!self.calling.replace(self.request_open.get()), "a call is out already");
-        let number = self.world.next_id();
-        let sent =
-            Sent { number, cluster: call.cluster.into(), path: call.path.into(), body: call.body.to_vec() };
-        self.called.set(number);
-        self.calls.borrow_mut().push(sent);
-        Some(number)
+        let (cluster, path, body) = (call.cluster.into(), call.path.into(), call.body.to_vec());
+        Some(self.note_call(Sent { number: self.world.next_id(), cluster, path, body, endpoint: None }))
+    }
+
+    fn fetch(&self, fetch: &Fetch<'_>) -> Option<u32> {
+        assert!(!self.request_open.get(), "a stream would wait for the answer");
+        if fetch.cluster == "missing" {
+            return None;
+        }
+        let (cluster, path, body) = (fetch.cluster.into(), fetch.path.into(), Vec::new());
+        let (number, endpoint) = (self.world.next_id(), Some(fetch.endpoint.to_owned()));
+        Some(self.note_call(Sent { number, cluster, path, body, endpoint }))
     }
 
     fn define(&self, _: Kind, name: &str) -> Metric {

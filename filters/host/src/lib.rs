@@ -63,13 +63,31 @@ pub struct Call<'a> {
     pub timeout: Duration,
 }
 
-/// What came back from a [`Call`], from whoever was called or from Envoy in its place.
+/// A GET to one endpoint of a cluster whose load balancer follows [`weir::wire::DESTINATION`].
+#[derive(Clone, Copy, Debug)]
+pub struct Fetch<'a> {
+    /// The cluster's name.
+    pub cluster: &'a str,
+    /// The endpoint's address: it must be one of the cluster's, or another answers in its place.
+    pub endpoint: &'a str,
+    /// The path.
+    pub path: &'a str,
+    /// After this Envoy answers in its place.
+    pub timeout: Duration,
+}
+
+/// What came back from a [`Call`] or a [`Fetch`], from whoever was called or from Envoy in its place.
 #[derive(Clone, Debug, Default)]
 pub struct Reply {
     /// Headers, `:status` among them.
     pub headers: Headers,
-    /// The body.
+    /// The body; empty when it is larger than [`Reply::MOST_BYTES`].
     pub body: Vec<u8>,
+}
+
+impl Reply {
+    /// Most bytes of a body that are taken into the VM.
+    pub const MOST_BYTES: usize = 4 << 20;
 }
 
 /// How a metric behaves.
@@ -119,6 +137,9 @@ pub trait Host {
     /// Makes a call and gives its number. Within a stream its answer comes to [`Filter::reply`], elsewhere to
     /// [`Filter::told`]. `None` when nothing was sent and nothing will come.
     fn call(&self, call: &Call<'_>) -> Option<u32>;
+    /// Asks one endpoint, outside of streams, and gives the number of the call; its answer comes to [`Filter::told`]. `None`
+    /// when nothing was sent and nothing will come.
+    fn fetch(&self, fetch: &Fetch<'_>) -> Option<u32>;
     /// Defines a metric; the same name gives the same metric.
     fn define(&self, kind: Kind, name: &str) -> Metric;
     /// Adds to a counter.

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use std::num::NonZeroU64;
 use weir::invalid::{self, Invalid};
 use weir::pool::{self, Pools, Spec};
+use weir::signals;
 
 /// Configuration of the plugin.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -18,6 +19,10 @@ pub struct Config {
     /// made of it, as JSON, for the access log. Costs about a microsecond an endpoint.
     #[serde(default)]
     pub explain: bool,
+    /// How engines are asked how they are; without this they are not. Where there is a scorer, it asks them, and what is
+    /// heard here is for choices without it.
+    #[serde(default)]
+    pub signals: Option<signals::Config>,
     /// The scorer that several proxies share; without one, the filter chooses by itself.
     #[serde(default)]
     pub scorer: Option<Scorer>,
@@ -71,7 +76,10 @@ impl Config {
         if self.scorer.as_ref().is_some_and(|scorer| scorer.cluster.is_empty()) {
             return Err(Invalid::new("scorer.cluster", "empty; name the cluster that leads to the scorer"));
         }
-        Ok(())
+        match &self.signals {
+            Some(signals) => signals.check().map_err(|invalid| invalid.within("signals")),
+            None => Ok(()),
+        }
     }
 
     /// The pools; `seed` fixes their random choices.

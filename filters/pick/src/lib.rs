@@ -19,6 +19,7 @@ mod config;
 mod peers;
 mod probes;
 mod scorer;
+mod scrape;
 
 pub use config::Config;
 
@@ -26,6 +27,7 @@ use attempts::Attempts;
 use peers::{BEAT, Message, Peers};
 use probes::Slot;
 use scorer::Scorer;
+use scrape::Scrape;
 use std::time::Duration;
 use weir::breaker::{Class, Moved, Outcome, Shut, Standing};
 use weir::invalid::Invalid;
@@ -44,6 +46,7 @@ pub struct Pick {
     pools: Pools,
     peers: Peers,
     scorer: Option<Scorer>,
+    scrape: Option<Scrape>,
     random: Random,
     metrics: Metrics,
     explain: bool,
@@ -151,7 +154,8 @@ impl Filter for Pick {
             for message in self.peers.kept_out(host) {
                 self.hear(host, message);
             }
-            host.tick_every(self.scorer.as_ref().map_or(BEAT, Scorer::report_every));
+            let report = self.scorer.as_ref().map_or(BEAT, Scorer::report_every);
+            host.tick_every(self.scrape.as_ref().map_or(BEAT, Scrape::every).min(report));
         }
         Stream::default()
     }
@@ -280,8 +284,14 @@ impl Filter for Pick {
         }
     }
 
-    fn told(&mut self, host: &dyn Host, _: u32, reply: Reply) {
-        if let Some(scorer) = &mut self.scorer {
+    fn told(&mut self, host: &dyn Host, call: u32, reply: Reply) {
+        if let Some(scrape) = self.scrape.as_mut().filter(|scrape| scrape.called(call)) {
+            if let Some((endpoint, report)) = scrape.told(host, call, &reply, &mut self.random) {
+                let said = Message::Said { endpoint, report };
+                self.peers.send(host, &said);
+                self.hear(host, said);
+            }
+        } else if let Some(scorer) = &mut self.scorer {
             scorer.told(host, &reply);
         }
     }
@@ -299,6 +309,9 @@ impl Filter for Pick {
             host.record(metrics.probes, u64::from(pool.probing()));
         }
         self.peers.keep_up(host);
+        if let (Some(scrape), Some(own)) = (&mut self.scrape, self.peers.own()) {
+            scrape.ask(host, own, &mut self.random);
+        }
         if let Some(scorer) = &mut self.scorer {
             scorer.report(host);
         }
@@ -319,9 +332,12 @@ impl Pick {
     pub fn new(config: Config, host: &dyn Host) -> Result<Self, Invalid> {
         let mut random = Random::new(host.random());
         let count = |name| host.define(Kind::Counter, name);
+        let peers = Peers::new(group(&config));
+        let scrape = |signals| Scrape::new(signals, &config.pools, peers.group(), host);
         Ok(Self {
             pools: config.pools(random.next())?,
-            peers: Peers::new(group(&config)),
+            scrape: config.signals.clone().map(scrape),
+            peers,
             explain: config.explain,
             scorer: config.scorer.map(Scorer::new),
             random,
@@ -588,50 +604,41 @@ impl Pick {
         }
     }
 
-    /// What another worker did.
+    /// What another worker did, or an engine said.
     fn hear(&mut self, host: &dyn Host, message: Message) {
         let now = host.now();
-        match message {
-            Message::Hello { queue } => {
+        let pool = message.pool().and_then(|place| self.pools.get(place)).map(|(_, pool)| pool);
+        match (message, pool) {
+            (Message::Hello { queue }, _) => {
                 self.peers.read_list(host);
                 if self.peers.answers(queue) {
                     self.tell_all(host, queue);
                 }
             }
-            Message::Held { pool, endpoint, blocks } => {
-                if let Some((_, pool)) = self.pools.get(usize::from(pool)) {
-                    pool.hold(&endpoint, &blocks);
-                }
+            (Message::Said { endpoint, report }, _) => {
+                self.pools.iter_mut().for_each(|(_, pool)| pool.hear(&endpoint, &report));
             }
-            Message::Booked { pool, lease, endpoint, prefill, demand, blocks, probe } => {
-                if let Some((_, pool)) = self.pools.get(usize::from(pool)) {
-                    let ask = Ask { blocks: &blocks, demand };
-                    pool.book_split(lease, &endpoint, prefill.as_deref(), &ask, now);
-                    if probe {
-                        pool.probe(lease);
-                    }
-                }
-            }
-            Message::Attempted { pool, lease, endpoint, outcome } => {
+            (Message::Attempted { pool, lease, endpoint, outcome }, _) => {
                 self.heard_attempt(host, usize::from(pool), lease, &endpoint, &outcome);
             }
-            Message::Out { pool, endpoint, snapshot } => {
-                if let Some((_, pool)) = self.pools.get(usize::from(pool)) {
-                    pool.adopt(&endpoint, &snapshot);
+            (_, None) => {}
+            (Message::Held { endpoint, blocks, .. }, Some(pool)) => pool.hold(&endpoint, &blocks),
+            (Message::Booked { lease, endpoint, prefill, demand, blocks, probe, .. }, Some(pool)) => {
+                let ask = Ask { blocks: &blocks, demand };
+                pool.book_split(lease, &endpoint, prefill.as_deref(), &ask, now);
+                if probe {
+                    pool.probe(lease);
                 }
             }
-            Message::FirstToken { pool, lease, served } => {
-                if let Some((_, pool)) = self.pools.get(usize::from(pool)) {
-                    pool.first_token(lease, Some(&served), now);
-                }
+            (Message::Out { endpoint, snapshot, .. }, Some(pool)) => pool.adopt(&endpoint, &snapshot),
+            (Message::FirstToken { lease, served, .. }, Some(pool)) => {
+                pool.first_token(lease, Some(&served), now);
             }
-            Message::End { pool, lease, answered } => {
-                if let Some((_, pool)) = self.pools.get(usize::from(pool)) {
-                    if let Some(answered) = &answered {
-                        pool.answered(lease, answered, now);
-                    }
-                    pool.end(lease);
+            (Message::End { lease, answered, .. }, Some(pool)) => {
+                if let Some(answered) = &answered {
+                    pool.answered(lease, answered, now);
                 }
+                pool.end(lease);
             }
         }
     }

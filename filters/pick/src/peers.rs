@@ -14,7 +14,7 @@ use std::time::Duration;
 use weir::breaker::{Outcome, Snapshot};
 use weir::instant::Instant;
 use weir::policy::Demand;
-use weir::pool::{Answered, Ask, LeaseId};
+use weir::pool::{Answered, Ask, LeaseId, Report};
 use weir::wire;
 use weir_host::Host;
 
@@ -47,6 +47,8 @@ pub(crate) enum Message {
     Held { pool: u16, endpoint: String, blocks: Vec<u64> },
     /// An attempt came to something that concerns its endpoint.
     Attempted { pool: u16, lease: LeaseId, endpoint: String, outcome: Outcome },
+    /// An engine said how it is.
+    Said { endpoint: String, report: Report },
     /// An endpoint is out. No message, but what is kept for workers that join.
     Out { pool: u16, endpoint: String, snapshot: Snapshot },
 }
@@ -61,6 +63,19 @@ impl Message {
             demand: ask.demand,
             blocks: ask.blocks.to_vec(),
             probe,
+        }
+    }
+
+    /// The place of the pool that it is about, if it is about one.
+    pub(crate) fn pool(&self) -> Option<usize> {
+        match self {
+            Self::Hello { .. } | Self::Said { .. } => None,
+            Self::Booked { pool, .. }
+            | Self::FirstToken { pool, .. }
+            | Self::End { pool, .. }
+            | Self::Held { pool, .. }
+            | Self::Attempted { pool, .. }
+            | Self::Out { pool, .. } => Some(usize::from(*pool)),
         }
     }
 
@@ -123,6 +138,11 @@ impl Message {
                 let millis = u64::try_from(snapshot.cooldown.as_millis()).unwrap_or(u64::MAX);
                 bytes.extend(millis.to_le_bytes());
             }
+            Self::Said { endpoint, report } => {
+                bytes.push(7);
+                text(&mut bytes, endpoint);
+                bytes.extend(serde_json::to_vec(report).unwrap_or_default());
+            }
         }
         bytes
     }
@@ -180,6 +200,7 @@ impl Message {
                 };
                 Self::Out { pool, endpoint, snapshot }
             }
+            [7] => Self::Said { endpoint: rest.text()?, report: serde_json::from_slice(rest.0).ok()? },
             _ => return None,
         })
     }
@@ -254,6 +275,16 @@ impl Peers {
     /// The name, among all workers with the same configuration, of an endpoint's slots.
     pub(crate) fn slots(&self, pool: &str, endpoint: &str) -> String {
         format!("{}.probes.{pool}.{endpoint}", self.group)
+    }
+
+    /// What the workers share begins with this name.
+    pub(crate) fn group(&self) -> &str {
+        &self.group
+    }
+
+    /// The queue on which this worker listens, once it has joined.
+    pub(crate) fn own(&self) -> Option<u32> {
+        self.own
     }
 
     /// Workers with the same `group` hear each other.
@@ -385,6 +416,8 @@ impl Peers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use weir::policy::Signals;
+    use weir::pool::Adapters;
 
     #[test]
     fn messages_survive_the_way() {
@@ -425,6 +458,16 @@ mod tests {
                     held: Some((Instant::from_millis(6), 429)),
                     trips: 2,
                     cooldown: Duration::from_secs(5),
+                },
+            },
+            Message::Said {
+                endpoint: endpoint.clone(),
+                report: Report {
+                    at: Instant::from_millis(7),
+                    signals: Signals { waiting: Some(3), kv_usage: Some(0.25), ..Signals::default() },
+                    adapters: Some(Adapters { listed: Some(vec![u64::MAX]), ..Adapters::default() }),
+                    totals: vec![None, Some(2.5)],
+                    started: Some(1e9),
                 },
             },
             Message::FirstToken { pool: 3, lease: u64::MAX, served: endpoint },

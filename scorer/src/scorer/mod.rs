@@ -23,9 +23,9 @@ pub use book::{PoolLoad, Scorer};
 pub use config::Config;
 pub use routes::Refused;
 pub use scrape::scrape;
-pub use weir::signals::{Config as Signals, Scraped};
 pub use store::Config as StoreConfig;
 pub use watch::Watch;
+pub use weir::signals::{Config as Signals, Scraped};
 
 use anyhow::Context;
 use axum::serve::ListenerExt;
