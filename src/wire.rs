@@ -24,6 +24,9 @@ pub const BASE_MODEL: &str = "x-gateway-base-model-name";
 pub const OBJECTIVE: &str = "x-llm-d-inference-objective";
 /// Header of clients, or of whoever authenticates them: the tenant, as llm-d has it.
 pub const FAIRNESS_ID: &str = "x-llm-d-inference-fairness-id";
+/// Headers of clients: milliseconds to the first token, and per token, that they ask for; llm-d's names, then older ones.
+pub const SLO: [[&str; 2]; 2] =
+    [["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"], ["x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"]];
 /// Header: what codings the client reads.
 pub const ACCEPT_ENCODING: &str = "accept-encoding";
 /// Header: the length of a body.
@@ -325,12 +328,18 @@ pub fn write_facts(facts: &Facts) -> String {
         facts.prompt_tokens,
         facts.prompt_units
     );
-    for (key, number) in
-        [("max_output_tokens", facts.max_output_tokens), ("thinking_tokens", facts.thinking_tokens)]
-    {
+    for (key, number) in [
+        ("max_output_tokens", facts.max_output_tokens),
+        ("thinking_tokens", facts.thinking_tokens),
+        ("slo_ttft_ms", facts.slo_ttft_ms),
+        ("slo_tpot_ms", facts.slo_tpot_ms),
+    ] {
         if let Some(number) = number {
             let _ = write!(line, " {key}={number}");
         }
+    }
+    if facts.explain {
+        line += " explain=1";
     }
     if let Some(priority) = facts.priority {
         let _ = write!(line, " priority={priority}");
@@ -368,6 +377,9 @@ pub fn read_facts(line: &str) -> Option<Facts> {
             ("prompt_units", n) => facts.prompt_units = number(n)?,
             ("max_output_tokens", n) => facts.max_output_tokens = Some(number(n)?),
             ("thinking_tokens", n) => facts.thinking_tokens = Some(number(n)?),
+            ("slo_ttft_ms", n) => facts.slo_ttft_ms = Some(number(n)?),
+            ("slo_tpot_ms", n) => facts.slo_tpot_ms = Some(number(n)?),
+            ("explain", "1") => facts.explain = true,
             ("priority", n) => facts.priority = Some(n.parse().ok().filter(|i: &i32| i.to_string() == n)?),
             ("tenant", hash) => facts.tenant = Some(read_hash(hash)?),
             ("session", hash) => facts.session = Some(read_hash(hash)?),
@@ -378,7 +390,7 @@ pub fn read_facts(line: &str) -> Option<Facts> {
             ("base_model", text) => facts.base_model = Some(decode(text)?),
             ("model", text) => facts.model = Some(decode(text)?),
             ("rewritten_from", text) => facts.rewritten_from = Some(decode(text)?),
-            ("dialect" | "stream", _) => return None,
+            ("dialect" | "stream" | "explain", _) => return None,
             _ => {}
         }
     }
@@ -418,7 +430,8 @@ impl Facts {
             session: self.session,
             tenant: self.tenant,
             adapter: self.base_model.as_ref().and(self.model.as_deref()).map(name_hash),
-            ..Demand::default()
+            slo_ttft_ms: self.slo_ttft_ms,
+            slo_tpot_ms: self.slo_tpot_ms,
         };
         Ask { blocks, demand }
     }
@@ -510,6 +523,9 @@ mod tests {
             max_output_tokens: Some(7),
             effort: Some("low".into()),
             thinking_tokens: Some(3),
+            slo_ttft_ms: Some(250),
+            slo_tpot_ms: Some(u32::MAX),
+            explain: true,
             priority: Some(-4),
             objective: Some("batch".into()),
             tier: Some("flex".into()),

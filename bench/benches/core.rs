@@ -193,7 +193,7 @@ fn breaker(c: &mut Criterion) {
         }
         let (mut open, mut random) = (Vec::new(), Random::new(1));
         group.bench_function(BenchmarkId::new("who may be chosen", endpoints), |b| {
-            b.iter(|| breaker.gate(circuits.iter_mut(), NOW, &mut random, &mut open));
+            b.iter(|| breaker.gate(circuits.iter_mut().enumerate(), NOW, &mut random, &mut open));
         });
     }
     for (name, outcome) in [("a success", good), ("a failure", breaker::Outcome::failed(Reason::Error))] {

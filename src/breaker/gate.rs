@@ -38,10 +38,10 @@ pub struct Shut {
 }
 
 impl Breaker {
-    /// Fills `open` with the places of those among `circuits` that may be chosen.
+    /// Fills `open` with the places of those among `circuits`, each with its place, that may be chosen.
     pub fn gate<'c>(
         &self,
-        circuits: impl Iterator<Item = &'c mut Circuit>,
+        circuits: impl Iterator<Item = (usize, &'c mut Circuit)>,
         now: Instant,
         random: &mut Random,
         open: &mut Vec<usize>,
@@ -50,7 +50,7 @@ impl Breaker {
         let (mut probe, mut due) = (None, 0_usize);
         let mut back = Vec::new();
         let mut out = Out::default();
-        for (place, circuit) in circuits.enumerate() {
+        for (place, circuit) in circuits {
             match circuit.access(self, now) {
                 Access::All => open.push(place),
                 Access::Share(share) => match share > unit(random) {

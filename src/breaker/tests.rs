@@ -37,7 +37,7 @@ fn trip(breaker: &Breaker, circuit: &mut Circuit, ms: u64) {
 
 fn gate(breaker: &Breaker, circuits: &mut [Circuit], ms: u64) -> (Gate, Vec<usize>) {
     let mut open = Vec::new();
-    let gate = breaker.gate(circuits.iter_mut(), at(ms), &mut Random::new(ms), &mut open);
+    let gate = breaker.gate(circuits.iter_mut().enumerate(), at(ms), &mut Random::new(ms), &mut open);
     (gate, open)
 }
 
@@ -56,7 +56,7 @@ fn it_trips_cools_down_is_probed_and_ramps_up() {
         let (mut random, mut open) = (Random::new(ms), Vec::new());
         let mut chosen = 0;
         for _ in 0..1_000 {
-            breaker.gate(circuits.iter_mut(), at(ms), &mut random, &mut open);
+            breaker.gate(circuits.iter_mut().enumerate(), at(ms), &mut random, &mut open);
             chosen += usize::from(open.contains(&0));
         }
         chosen / 10

@@ -1,14 +1,15 @@
 //! The choice: who may be chosen, what is known of each, whom the policy takes.
 //!
-//! Three say who may be chosen. The breaker leaves out who fails. An endpoint that has joined takes part in as many choices as
+//! Four say who may be chosen. An endpoint whose context cannot hold the prompt (`max_input_tokens`) is no candidate. The
+//! breaker leaves out who fails. An endpoint that has joined takes part in as many choices as
 //! it is old: at first in a tenth, whatever the policy, since to most policies an idle endpoint is the best there is, and
 //! to some a cold one the worst. Then the policy itself may leave out whom it has no use for.
 
 use super::leases::cached;
-use super::{Ask, Choice, Joined, LeaseId, Pool};
+use super::{Ask, Choice, Endpoint, Joined, LeaseId, Pool};
 use crate::breaker::{Gate, Shut};
 use crate::instant::Instant;
-use crate::policy::{Candidate, Explained, Prefill, Round};
+use crate::policy::{Candidate, Demand, Explained, Prefill, Round};
 use serde::Serialize;
 use std::time::Duration;
 
@@ -39,7 +40,7 @@ impl Pool {
     /// be sent to: [`Pool::shut`] knows.
     pub fn reserve(&mut self, id: LeaseId, ask: &Ask<'_>, now: Instant) -> Option<Choice> {
         self.expire(now);
-        let gate = self.gate(now);
+        let gate = self.gate(&ask.demand, now);
         let mut candidates = std::mem::take(&mut self.candidates);
         let mut choose = |pool: &mut Self, places: &[usize], most: usize| {
             candidates.clear();
@@ -154,17 +155,24 @@ impl Pool {
         }
     }
 
-    /// Who may be sent to; fills `open`.
-    fn gate(&mut self, now: Instant) -> Gate {
-        let circuits = self.endpoints.iter_mut().map(|endpoint| &mut endpoint.circuit);
+    /// Who of those that can hold the prompt may be sent to; fills `open`.
+    fn gate(&mut self, demand: &Demand, now: Instant) -> Gate {
+        let holds = |endpoint: &Endpoint| endpoint.longest.is_none_or(|most| demand.prompt_tokens <= most);
+        let able = self.endpoints.iter_mut().enumerate().filter(|(_, endpoint)| holds(endpoint));
+        let circuits = able.map(|(place, endpoint)| (place, &mut endpoint.circuit));
         self.breaker.gate(circuits, now, &mut self.random, &mut self.open)
     }
 
-    /// Why nothing can be chosen at the moment: every endpoint is out, or of those that are not the policy wanted none for
-    /// the last request. `None` when that is not so.
-    pub fn shut(&mut self, now: Instant) -> Option<Shut> {
+    /// The longest prompt that any endpoint takes, in tokens, where this one is longer.
+    pub fn too_long(&self, demand: &Demand) -> Option<u32> {
+        Some(self.longest).filter(|longest| demand.prompt_tokens > *longest)
+    }
+
+    /// Why nothing can be chosen for this demand at the moment: every endpoint is out, or of those that are not the policy
+    /// wanted none for the last request. `None` when that is not so.
+    pub fn shut(&mut self, demand: &Demand, now: Instant) -> Option<Shut> {
         const UNAVAILABLE: u16 = 503;
-        match self.gate(now) {
+        match self.gate(demand, now) {
             Gate::Shut(shut) => Some(shut),
             _ if self.unfit => Some(Shut { wait: Duration::from_secs(1), status: UNAVAILABLE }),
             _ => None,

@@ -103,6 +103,8 @@ pub struct Pool {
     attempts_noted: VecDeque<(LeaseId, usize, Outcome)>,
     /// Of those the policy wanted none in the last choice.
     unfit: bool,
+    /// The longest prompt that any endpoint takes, in tokens.
+    longest: u32,
 }
 
 /// One endpoint and what is believed of it.
@@ -120,6 +122,8 @@ struct Endpoint {
     joined: Joined,
     heard: Heard,
     circuit: Circuit,
+    /// The longest prompt that it takes, in tokens.
+    longest: Option<u32>,
 }
 
 /// Since when an endpoint is one.
@@ -173,6 +177,7 @@ impl Pool {
             open: Vec::new(),
             attempts_noted: VecDeque::new(),
             unfit: false,
+            longest: u32::MAX,
         };
         pool.set_endpoints(endpoints)?;
         pool.is_first = false;
@@ -189,6 +194,11 @@ impl Pool {
     fn introduce(&mut self) {
         let none = Attributes::default();
         let attributes = &self.attributes;
+        for endpoint in &mut self.endpoints {
+            endpoint.longest = attributes.get(&endpoint.address).and_then(|own| own.max_input_tokens);
+        }
+        let longest = self.endpoints.iter().map(|endpoint| endpoint.longest.unwrap_or(u32::MAX)).max();
+        self.longest = longest.unwrap_or(u32::MAX);
         let known = self.endpoints.iter().map(|Endpoint { address, incarnation, .. }| Known {
             id: *incarnation,
             address,
@@ -223,6 +233,7 @@ impl Pool {
             joined: if self.is_first { Joined::First } else { Joined::Now },
             heard: Heard::default(),
             circuit: Circuit::default(),
+            longest: None,
         };
         let random = &mut self.random;
         self.endpoints =

@@ -593,13 +593,49 @@ fn with_nobody_to_compute_a_prompt_the_configuration_decides() {
     let mut pool = disagg("refuse");
     pool.set_endpoints(&decode).unwrap();
     assert_eq!(pool.reserve(1, &ask(&prompt), NOW), None);
-    assert_eq!(pool.shut(NOW).map(|shut| shut.status), Some(503));
+    assert_eq!(pool.shut(&ask(&[]).demand, NOW).map(|shut| shut.status), Some(503));
     assert!(pool.reserve(2, &ask(&blocks(2, 2)), NOW).is_some(), "a short one needs nobody");
-    assert_eq!(pool.shut(NOW), None);
+    assert_eq!(pool.shut(&ask(&[]).demand, NOW), None);
     let mut pool = disagg("decode-only");
     pool.set_endpoints(&addresses(2)).unwrap();
     assert_eq!(pool.reserve(1, &ask(&prompt), NOW), None);
-    assert_eq!(pool.shut(NOW).map(|shut| shut.status), Some(503), "nobody to answer");
+    assert_eq!(pool.shut(&ask(&[]).demand, NOW).map(|shut| shut.status), Some(503), "nobody to answer");
+}
+
+#[test]
+fn an_endpoint_that_cannot_hold_the_prompt_is_no_candidate_and_none_is_a_fallback() {
+    let mut pool = pool(3);
+    let limits =
+        json!({"10.0.0.0:8000": {"max_input_tokens": 50}, "10.0.0.1:8000": {"max_input_tokens": 200}});
+    let describe = |pool: &mut Pool, limits: Value| pool.describe(serde_json::from_value(limits).unwrap());
+    describe(&mut pool, limits.clone());
+    let all = addresses(3);
+    let order = |pool: &mut Pool, id, prompt_tokens| {
+        let demand = Demand { prompt_tokens, ..ask(&[]).demand };
+        assert_eq!(pool.too_long(&demand), None);
+        let order = pool.reserve(id, &Ask { blocks: &[], demand }, NOW).unwrap().order;
+        pool.end(id);
+        order
+    };
+    for id in 0..20 {
+        assert_eq!(order(&mut pool, id, 50).len(), 3, "as many as fit");
+        assert!(!order(&mut pool, id, 51).contains(&all[0]));
+        assert_eq!(order(&mut pool, id, 201), [all[2].as_str()], "whose length is unknown takes any");
+    }
+    // The one that could hold it is out: the others do not become the least bad.
+    let gone = crate::breaker::Outcome::failed(Reason::Connect);
+    for id in 0..2 {
+        pool.reserve(id, &ask(&[]), NOW);
+        pool.attempted(id, &all[2], &gone, NOW);
+        pool.end(id);
+    }
+    assert_eq!(order(&mut pool, 9, 201), [all[2].as_str()]);
+    pool.set_endpoints(&all[..2]).unwrap();
+    let demand = Demand { prompt_tokens: 201, ..ask(&[]).demand };
+    assert_eq!(pool.too_long(&demand), Some(200));
+    assert_eq!(pool.reserve(1, &Ask { blocks: &[], demand }, NOW), None);
+    describe(&mut pool, json!({}));
+    assert_eq!(pool.too_long(&demand), None);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Who asks: tenant, session, user and objective.
+//! Who asks: tenant, session, user, and for what objective.
 //!
 //! What names a tenant, a session or a user is chosen by a client or by whoever authenticated it, and may be
 //! somebody's secret. Filters behind need to tell them apart, not to know them, so only a hash leaves `extract`:
@@ -61,6 +61,8 @@ pub struct Caller {
     tenant: Option<(usize, u64)>,
     session: Option<(usize, u64)>,
     objective: Option<String>,
+    /// What was read under which of [`wire::SLO`]'s names, and the milliseconds.
+    slo: [Option<(usize, u32)>; 2],
 }
 
 impl Caller {
@@ -77,6 +79,14 @@ impl Caller {
         if name == wire::OBJECTIVE {
             self.objective = word(value);
         }
+        for (held, names) in self.slo.iter_mut().zip(wire::SLO) {
+            // What is no number of milliseconds is no objective: neither 0 nor one too large for any clock.
+            let place = names.iter().position(|own| *own == name);
+            let read = place.and_then(|place| Some((place, milliseconds(value)?)));
+            if let Some(read) = read.filter(|read| held.is_none_or(|held| read.0 < held.0)) {
+                *held = Some(read);
+            }
+        }
     }
 
     pub(super) fn tenant(&self) -> Option<u64> {
@@ -87,9 +97,19 @@ impl Caller {
         self.session.map(|(_, id)| id)
     }
 
+    /// The objective of that place in [`wire::SLO`].
+    pub(super) fn slo_ms(&self, at: usize) -> Option<u32> {
+        self.slo.get(at).copied().flatten().map(|(_, ms)| ms)
+    }
+
     pub(super) fn objective(&self) -> Option<String> {
         self.objective.clone()
     }
+}
+
+fn milliseconds(text: &str) -> Option<u32> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|ms| digits && *ms > 0)
 }
 
 /// A short word of letters, digits and `._-`: safe in a line of fields. Nothing else counts as one.

@@ -28,6 +28,12 @@ pub struct Facts {
     pub effort: Option<String>,
     /// The most tokens it may think. They are part of the output.
     pub thinking_tokens: Option<u32>,
+    /// Milliseconds to the first token that the client asks for.
+    pub slo_ttft_ms: Option<u32>,
+    /// Milliseconds per further token that it asks for.
+    pub slo_tpot_ms: Option<u32>,
+    /// Somebody who may is to be told why the request went where it did.
+    pub explain: bool,
     /// vLLM's priority: lower comes first.
     pub priority: Option<i32>,
     /// The name of an objective.
@@ -56,6 +62,9 @@ impl Facts {
             max_output_tokens: None,
             effort: None,
             thinking_tokens: None,
+            slo_ttft_ms: None,
+            slo_tpot_ms: None,
+            explain: false,
             priority: None,
             objective: None,
             tier: None,
@@ -76,6 +85,8 @@ impl Facts {
             effort: body.effort().and_then(|text| word(&text)),
             thinking_tokens: body.thinking_tokens().map(|most| u32::try_from(most).unwrap_or(u32::MAX)),
             priority: body.priority(),
+            slo_ttft_ms: caller.slo_ms(0),
+            slo_tpot_ms: caller.slo_ms(1),
             objective: caller.objective(),
             tier: body.service_tier.as_deref().and_then(word),
             tenant: caller.tenant(),

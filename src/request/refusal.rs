@@ -11,12 +11,22 @@ pub struct Refusal {
     /// The reason, for a person. Holds nothing of the prompt.
     pub message: String,
     dialect: Dialect,
+    /// OpenAI's word for it, where clients go by that.
+    code: Option<&'static str>,
 }
 
 impl Refusal {
     /// Refuses a request of `dialect` with an HTTP status and a reason.
     pub fn new(dialect: Dialect, status: u16, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), dialect }
+        Self { status, message: message.into(), dialect, code: None }
+    }
+
+    /// Refuses a prompt of about `tokens` tokens that no endpoint can hold; `most` is the longest that one takes.
+    pub fn too_long(dialect: Dialect, tokens: u32, most: u32) -> Self {
+        let why = format!(
+            "the prompt is too long: about {tokens} tokens, and no endpoint of this model takes more than {most}"
+        );
+        Self { code: Some("context_length_exceeded"), ..Self::new(dialect, 400, why) }
     }
 
     /// The JSON body: Anthropic's error shape for its dialect, OpenAI's for all others.
@@ -28,7 +38,9 @@ impl Refusal {
         };
         let body = match self.dialect.is_anthropic() {
             true => json!({"type": "error", "error": {"type": kind, "message": self.message}}),
-            false => json!({"error": {"message": self.message, "type": kind, "param": null, "code": null}}),
+            false => {
+                json!({"error": {"message": self.message, "type": kind, "param": null, "code": self.code}})
+            }
         };
         body.to_string()
     }

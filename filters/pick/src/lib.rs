@@ -34,7 +34,7 @@ use weir::invalid::Invalid;
 use weir::policy::{Candidate, Demand};
 use weir::pool::{Answered, Ask, Choice, LeaseId, Pools};
 use weir::random::Random;
-use weir::request::{Dialect, Facts};
+use weir::request::{Dialect, Facts, Refusal};
 use weir::wire::{self, Event, Reserve};
 use weir_host::{Body, Callback, Filter, Flow, Host, Kind, Metric, Of, Reply};
 
@@ -59,6 +59,7 @@ struct Metrics {
     fallback: Metric,
     unrouted: Metric,
     foreign: Metric,
+    too_long: Metric,
     /// By the place of the pool.
     pools: Vec<PoolMetrics>,
 }
@@ -99,6 +100,8 @@ pub struct Stream {
     lease: Option<Lease>,
     asking: Option<Asking>,
     first_token: bool,
+    /// Where the answer comes from, once its first piece has come.
+    served: Option<String>,
     attempts: Attempts,
     /// Held while this request, which was sent by a choice made here, tries an endpoint.
     slot: Option<Slot>,
@@ -171,6 +174,10 @@ impl Filter for Pick {
             return Flow::Continue;
         };
         let (dialect, as_stream) = (facts.dialect, facts.stream);
+        let too_long = self.pools.get(pool).and_then(|(_, pool)| pool.too_long(&facts.ask(&blocks).demand));
+        if let Some(most) = too_long {
+            return self.refuse_long(host, &facts, most);
+        }
         let lease = Lease { pool, id: self.random.next(), asked: false, dialect, stream: as_stream };
         let mut asking = Asking { lease, facts, blocks, told: Vec::new() };
         if self.ask(host, &mut asking) {
@@ -242,6 +249,7 @@ impl Filter for Pick {
         let Some(lease) = stream.lease else { return };
         // An answer of Envoy's own comes from nowhere.
         let Some(served) = attempts::served(host) else { return };
+        stream.served = Some(served.clone());
         self.failed_before(stream, host, lease, &served);
         // A probe need not wait for the end of its stream. What is no stream is nearly there.
         let probes =
@@ -347,6 +355,7 @@ impl Pick {
                 fallback: count("weir_pick_fallback_total"),
                 unrouted: count("weir_pick_unrouted_total"),
                 foreign: count("weir_pick_foreign_endpoint_total"),
+                too_long: count("weir_pick_too_long_total"),
                 pools: config.pools.iter().map(|spec| PoolMetrics::define(host, &spec.name)).collect(),
             },
         })
@@ -388,7 +397,7 @@ impl Pick {
             }
             return self.booked(stream, host, asking, choice, source);
         }
-        match pool.shut(now) {
+        match pool.shut(&ask.demand, now) {
             Some(shut) => self.refuse(host, &lease, &shut),
             None => {
                 // No configuration makes a pool without endpoints. Envoy's own balancing is the way out.
@@ -396,6 +405,17 @@ impl Pick {
                 Flow::Continue
             }
         }
+    }
+
+    /// No endpoint can hold the prompt.
+    fn refuse_long(&self, host: &dyn Host, facts: &Facts, most: u32) -> Flow {
+        host.add(self.metrics.too_long, 1);
+        let tokens = facts.prompt_tokens;
+        let line = format!("refused=400 prompt_tokens={tokens} max_input_tokens={most}");
+        host.set_property(wire::PICK, line.as_bytes());
+        let refusal = Refusal::too_long(facts.dialect, tokens, most);
+        host.respond(refusal.status, &[("content-type", "application/json")], refusal.body().as_bytes());
+        Flow::Hold
     }
 
     /// No endpoint may be sent to.
@@ -432,7 +452,7 @@ impl Pick {
     /// The stream is over: what its last attempt came to, and those before it that nobody has spoken of. Gives what the
     /// policy learns from it.
     fn over(&mut self, stream: &mut Stream, host: &dyn Host, lease: Lease) -> Option<Answered> {
-        let served = attempts::served(host)?;
+        let served = stream.served.take().or_else(|| attempts::served(host))?;
         self.failed_before(stream, host, lease, &served);
         let outcome = attempts::last(host, lease.dialect, stream.first_token);
         self.attempted(stream, host, lease, &served, &outcome);

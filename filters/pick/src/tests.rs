@@ -711,3 +711,40 @@ fn a_choice_is_explained_where_that_is_configured() {
     worker.reply(&mut exchange, &SCORER_200, &serde_json::to_vec(&answer).unwrap());
     assert_eq!(exchange.see().state(wire::WHY).unwrap(), "[7]");
 }
+
+#[test]
+fn a_prompt_that_no_endpoint_can_hold_is_answered_in_the_clients_words() {
+    let mut config: serde_json::Value = serde_json::from_str(CONFIG).unwrap();
+    let limits = |most: [u32; 3]| {
+        let one =
+            |(n, most): (usize, u32)| (format!("10.0.0.{}:1", n + 1), json!({"max_input_tokens": most}));
+        most.into_iter().enumerate().map(one).collect::<serde_json::Map<_, _>>()
+    };
+    config["pools"][0]["attributes"] = limits([100, 336, 100]).into();
+    let mut worker = Worker::<Pick>::new(&config.to_string());
+    assert_eq!(
+        destination(&ask(&mut worker, 1)),
+        ["10.0.0.2:1"],
+        "nobody else can hold it, also not for a retry"
+    );
+    config["pools"][0]["attributes"] = limits([100, 335, 100]).into();
+    // With a scorer it is not even asked.
+    config["scorer"] = json!({"cluster": "scorer"});
+    let mut worker = Worker::<Pick>::new(&config.to_string());
+    for (dialect, kind) in [("chat", "/error/code"), ("messages", "/error/type")] {
+        let facts = format!("dialect={dialect} stream=0 prompt_tokens=336 prompt_units=21 model=m");
+        let state = [(wire::BLOCKS, &*wire::write_blocks(&facts, &[]))];
+        let exchange = worker.request(&[], &state, false);
+        assert!(exchange.see().calls().is_empty());
+        let answer = exchange.see().answer().unwrap();
+        assert_eq!(answer.status, 400);
+        let body: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
+        let expected = if dialect == "chat" { "context_length_exceeded" } else { "invalid_request_error" };
+        assert_eq!(body.pointer(kind).unwrap(), expected);
+        assert!(answer.body.contains("about 336 tokens") && answer.body.contains("335"), "{}", answer.body);
+        assert!(exchange.see().state(wire::PICK).unwrap().contains("max_input_tokens=335"));
+        worker.finish(exchange);
+    }
+    assert_eq!(worker.world().metric("weir_pick_too_long_total"), 2);
+    assert_eq!(leases(&mut worker), 0);
+}

@@ -43,6 +43,12 @@ pub struct Request {
     /// The most tokens it may think.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub thinking_tokens: Option<u32>,
+    /// Milliseconds to the first token that the client asks for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slo_ttft_ms: Option<u32>,
+    /// Milliseconds per further token that it asks for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slo_tpot_ms: Option<u32>,
     /// vLLM's priority.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<i32>,
@@ -105,6 +111,8 @@ fn told(reading: Reading<'_>) -> Request {
         effort: facts.effort,
         thinking_tokens: facts.thinking_tokens,
         priority: facts.priority,
+        slo_ttft_ms: facts.slo_ttft_ms,
+        slo_tpot_ms: facts.slo_tpot_ms,
         objective: facts.objective,
         tier: facts.tier,
         tenant: hash(facts.tenant),

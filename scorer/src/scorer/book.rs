@@ -75,7 +75,7 @@ impl Scorer {
         let (name, pool) = pools.get(place).ok_or_else(|| Refused::UnknownPool(ask.pool.clone()))?;
         self.metrics.expired(name, pool.expire(now));
         let Some(choice) = pool.reserve(ask.lease, &ask.ask(), now) else {
-            let shut = pool.shut(now).ok_or_else(|| Refused::NoEndpoint(ask.pool.clone()))?;
+            let shut = pool.shut(&ask.demand, now).ok_or_else(|| Refused::NoEndpoint(ask.pool.clone()))?;
             self.metrics.shut(name);
             return Ok(Reserved { shut: Some(shut.into()), ..Reserved::default() });
         };

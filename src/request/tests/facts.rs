@@ -43,6 +43,20 @@ fn effort_thinking_priority_and_tier_are_read_in_each_apis_words() {
 }
 
 #[test]
+fn objectives_in_milliseconds_are_read_under_both_names_and_nonsense_is_none() {
+    let slo = |headers: &[(&str, &str)]| {
+        let facts = facts(headers, "", &Config::default());
+        (facts.slo_ttft_ms, facts.slo_tpot_ms)
+    };
+    assert_eq!(slo(&[("x-slo-ttft-ms", "200"), ("x-llm-d-slo-tpot-ms", "40")]), (Some(200), Some(40)));
+    assert_eq!(slo(&[("x-llm-d-slo-ttft-ms", "3"), ("x-slo-ttft-ms", "200")]), (Some(3), None));
+    assert_eq!(slo(&[("x-slo-ttft-ms", "200"), ("x-llm-d-slo-ttft-ms", "3")]), (Some(3), None));
+    for wrong in ["9223372036854775807", "-1", "+1", "0", "abc", "", "1.5"] {
+        assert_eq!(slo(&[("x-llm-d-slo-ttft-ms", wrong)]), (None, None), "{wrong}");
+    }
+}
+
+#[test]
 fn tenants_sessions_and_users_are_told_apart_and_not_told() {
     let config = Config::default();
     let session = |headers: &[(&str, &str)], more: &str| facts(headers, more, &config).session;
