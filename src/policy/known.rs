@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 
 /// What the configuration says of one endpoint; all of it may be left out.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -9,6 +10,12 @@ use std::collections::BTreeMap;
 pub struct Attributes {
     /// Its share against others', for policies that weigh; 1 unless given.
     pub weight: f64,
+    /// Its group: those of the smallest number serve what they can, the next what they cannot; see `docs/backends.md`.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub priority: u32,
+    /// The most requests in flight there; one for which all endpoints are full is answered 429.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_in_flight: Option<NonZeroU32>,
     /// Labels, as Kubernetes has them: `llm-d.ai/role: decode`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
@@ -29,10 +36,16 @@ pub struct Attributes {
     pub max_input_tokens: Option<u32>,
 }
 
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
 impl Default for Attributes {
     fn default() -> Self {
         Self {
             weight: 1.0,
+            priority: 0,
+            max_in_flight: None,
             labels: BTreeMap::new(),
             tpm: None,
             rpm: None,

@@ -1,12 +1,13 @@
 //! The choice: who may be chosen, what is known of each, whom the policy takes.
 //!
-//! Four say who may be chosen. An endpoint whose context cannot hold the prompt (`max_input_tokens`) is no candidate. The
-//! breaker leaves out who fails. An endpoint that has joined takes part in as many choices as
+//! Four say who may be chosen. An endpoint whose context cannot hold the prompt, or that is full, is no candidate
+//! (`groups.rs`, which also says which group's endpoints are). The breaker leaves out who fails. An endpoint that has joined takes part in as many choices as
 //! it is old: at first in a tenth, whatever the policy, since to most policies an idle endpoint is the best there is, and
 //! to some a cold one the worst. Then the policy itself may leave out whom it has no use for.
 
+use super::groups::{Level, Spill, Spilled, Way};
 use super::leases::cached;
-use super::{Ask, Choice, Endpoint, Joined, LeaseId, Pool};
+use super::{Ask, Choice, Joined, LeaseId, Pool};
 use crate::breaker::{Gate, Shut};
 use crate::instant::Instant;
 use crate::policy::{Candidate, Demand, Explained, Prefill, Round};
@@ -35,68 +36,97 @@ pub struct Why {
     pub explained: Explained,
 }
 
+/// What the policy made of some endpoints.
+#[derive(Debug, Default)]
+struct Chosen {
+    /// Their places, the best first.
+    order: Vec<usize>,
+    best: Option<Candidate>,
+    /// Who computes the prompt, if another does.
+    prefill: Option<Candidate>,
+}
+
+/// How many attempts each level gets: the first as many as there are, but for one for each level behind it.
+fn shares(levels: &[Level], attempts: usize) -> Vec<usize> {
+    let mut left = attempts;
+    let share = |(at, level): (usize, &Level)| {
+        let behind = levels.len().saturating_sub(at + 1).min(left.saturating_sub(1));
+        let share = (left - behind).min(level.places.len());
+        left -= share;
+        share
+    };
+    levels.iter().enumerate().map(share).collect()
+}
+
 impl Pool {
     /// Chooses an endpoint and books the request on it, as lease `id`. `None` when there is no endpoint, or none that may
     /// be sent to: [`Pool::shut`] knows.
     pub fn reserve(&mut self, id: LeaseId, ask: &Ask<'_>, now: Instant) -> Option<Choice> {
         self.expire(now);
-        let gate = self.gate(&ask.demand, now);
-        let mut candidates = std::mem::take(&mut self.candidates);
-        let mut choose = |pool: &mut Self, places: &[usize], most: usize| {
-            candidates.clear();
-            for place in places {
-                candidates.extend(pool.candidate(*place, ask, now));
-            }
-            pool.hold_back(&mut candidates);
-            let Ask { blocks, demand } = ask;
-            let round = Round { demand, blocks, candidates: &candidates, now };
-            let order = pool.policy.choose(&round, most, &mut pool.random);
-            let first = order.first().and_then(|&at| candidates.get(at).copied());
-            let place = |at: &usize| Some(candidates.get(*at)?.place);
-            let order: Vec<usize> = order.iter().filter_map(place).collect();
-            let prefill =
-                first.map_or(Prefill::There, |first| pool.policy.prefill(&round, &first, &mut pool.random));
-            pool.unfit = order.is_empty() && !places.is_empty() || prefill == Prefill::Nowhere;
-            let prefill = match prefill {
-                Prefill::At(at) => candidates.get(at).copied(),
-                Prefill::There | Prefill::Nowhere => None,
-            };
-            (order, first.filter(|_| !pool.unfit), prefill)
+        let Way { gate, mut levels, mut reason } = self.way(&ask.demand, now);
+        let attempts = match gate {
+            Gate::Open | Gate::Probe(_) => self.attempts,
+            Gate::LeastBad => 1,
+            Gate::Shut(_) => return None,
         };
-        let open = std::mem::take(&mut self.open);
-        let (order, candidate, prefill) = match gate {
-            Gate::Open => choose(self, &open, self.attempts),
-            Gate::LeastBad => choose(self, &open, 1),
-            Gate::Probe(place) => {
-                let (mut order, candidate, prefill) = choose(self, &[place], 1);
-                order.extend(choose(self, &open, self.attempts.saturating_sub(1)).0);
-                (order, candidate, prefill)
-            }
-            Gate::Shut(_) => (Vec::new(), None, None),
-        };
-        (self.open, self.candidates) = (open, candidates);
-        let (place, candidate) = (*order.first()?, candidate?);
+        if let (Gate::Probe(place), Some(Level { priority, .. })) = (gate, levels.first()) {
+            levels.insert(0, Level { priority: *priority, places: vec![place] });
+        }
+        levels.retain(|level| !level.places.is_empty());
+        // The first level last, so that what is known of the last choice is known of the one that counts.
+        let mut chosen: Vec<Chosen> = Vec::with_capacity(levels.len());
+        for (level, most) in levels.iter().zip(shares(&levels, attempts)).rev() {
+            chosen.push(self.choose(&level.places, most, ask, now));
+        }
+        chosen.reverse();
+        self.unfit = !chosen.is_empty() && chosen.iter().all(|one| one.best.is_none());
+        let at = chosen.iter().position(|one| one.best.is_some())?;
+        let (candidate, level) = (chosen.get(at)?.best?, levels.get(at)?);
+        let prefill = chosen.get(at)?.prefill.filter(|prefill| prefill.place != candidate.place);
+        if at > 0 && levels.first().is_some_and(|first| first.priority != level.priority) {
+            reason = reason.or(Some(Spilled::Unfit));
+        }
         let address = |place: usize| Some(self.endpoints.get(place)?.address.clone());
-        let prefill = prefill.filter(|prefill| prefill.place != place);
+        let order = chosen.iter().flat_map(|one| &one.order).filter_map(|&place| address(place)).collect();
+        let from = self.groups.first().copied().unwrap_or(0);
         let choice = Choice {
-            order: order.iter().filter_map(|&place| address(place)).collect(),
+            order,
             prefill: prefill.and_then(|prefill| address(prefill.place)),
             candidate,
             policy: self.policy.name().to_owned().into(),
-            probe: matches!(gate, Gate::Probe(_)),
+            probe: gate == Gate::Probe(candidate.place),
+            spill: reason.map(|reason| Spill { from, to: level.priority, reason }),
         };
-        self.book_both(
-            id,
-            place,
-            candidate.cached_tokens,
-            prefill.map(|p| (p.place, p.cached_tokens)),
-            ask,
-            now,
-        );
+        let prefill = prefill.map(|prefill| (prefill.place, prefill.cached_tokens));
+        self.book_both(id, candidate.place, candidate.cached_tokens, prefill, ask, now);
         if choice.probe {
             self.probe(id);
         }
         Some(choice)
+    }
+
+    /// Lets the policy order the endpoints at `places`.
+    fn choose(&mut self, places: &[usize], most: usize, ask: &Ask<'_>, now: Instant) -> Chosen {
+        let mut candidates = std::mem::take(&mut self.candidates);
+        candidates.clear();
+        for place in places {
+            candidates.extend(self.candidate(*place, ask, now));
+        }
+        self.hold_back(&mut candidates);
+        let round = Round { demand: &ask.demand, blocks: ask.blocks, candidates: &candidates, now };
+        let order = self.policy.choose(&round, most, &mut self.random);
+        let best = order.first().and_then(|&at| candidates.get(at).copied());
+        let order: Vec<usize> = order.iter().filter_map(|at| Some(candidates.get(*at)?.place)).collect();
+        let prefill =
+            best.map_or(Prefill::There, |best| self.policy.prefill(&round, &best, &mut self.random));
+        let chosen = match prefill {
+            // Nobody computes the prompt, so nobody can go on from it.
+            Prefill::Nowhere => Chosen::default(),
+            Prefill::At(at) => Chosen { order, best, prefill: candidates.get(at).copied() },
+            Prefill::There => Chosen { order, best, prefill: None },
+        };
+        self.candidates = candidates;
+        chosen
     }
 
     /// Why the last choice was made: every endpoint that might have been chosen, what was known of it, and what each score
@@ -155,14 +185,6 @@ impl Pool {
         }
     }
 
-    /// Who of those that can hold the prompt may be sent to; fills `open`.
-    fn gate(&mut self, demand: &Demand, now: Instant) -> Gate {
-        let holds = |endpoint: &Endpoint| endpoint.longest.is_none_or(|most| demand.prompt_tokens <= most);
-        let able = self.endpoints.iter_mut().enumerate().filter(|(_, endpoint)| holds(endpoint));
-        let circuits = able.map(|(place, endpoint)| (place, &mut endpoint.circuit));
-        self.breaker.gate(circuits, now, &mut self.random, &mut self.open)
-    }
-
     /// The longest prompt that any endpoint takes, in tokens, where this one is longer.
     pub fn too_long(&self, demand: &Demand) -> Option<u32> {
         Some(self.longest).filter(|longest| demand.prompt_tokens > *longest)
@@ -172,7 +194,7 @@ impl Pool {
     /// wanted none for the last request. `None` when that is not so.
     pub fn shut(&mut self, demand: &Demand, now: Instant) -> Option<Shut> {
         const UNAVAILABLE: u16 = 503;
-        match self.gate(demand, now) {
+        match self.way(demand, now).gate {
             Gate::Shut(shut) => Some(shut),
             _ if self.unfit => Some(Shut { wait: Duration::from_secs(1), status: UNAVAILABLE }),
             _ => None,

@@ -14,6 +14,7 @@
 mod choice;
 mod circuits;
 mod config;
+mod groups;
 mod index;
 mod leases;
 mod pace;
@@ -23,6 +24,7 @@ mod signals;
 
 pub use choice::Why;
 pub use config::Config;
+pub use groups::{Spill, Spilled};
 pub use index::Index;
 pub use pools::{Pools, Spec};
 pub use signals::{Adapters, Answered, Report, Said};
@@ -40,6 +42,7 @@ use crate::wire;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 /// What a request asks of a pool.
@@ -64,6 +67,8 @@ pub struct Choice {
     pub probe: bool,
     /// Where the prompt is to be computed, when that is another endpoint than the chosen one.
     pub prefill: Option<String>,
+    /// The chosen endpoint is of a later group than the first.
+    pub spill: Option<Spill>,
 }
 
 /// A lease's name: unique in the pools that share it.
@@ -97,8 +102,8 @@ pub struct Pool {
     candidates: Vec<Candidate>,
     breaker: Breaker,
     budget: Budget,
-    /// Places of the endpoints that may be chosen, of the last choice.
-    open: Vec<usize>,
+    /// The priorities of its endpoints, each once, the smallest first.
+    groups: Vec<u32>,
     /// Attempts that came to something, newest first.
     attempts_noted: VecDeque<(LeaseId, usize, Outcome)>,
     /// Of those the policy wanted none in the last choice.
@@ -124,6 +129,10 @@ struct Endpoint {
     circuit: Circuit,
     /// The longest prompt that it takes, in tokens.
     longest: Option<u32>,
+    /// The most requests in flight.
+    most: Option<u32>,
+    /// Its group.
+    priority: u32,
 }
 
 /// Since when an endpoint is one.
@@ -174,7 +183,7 @@ impl Pool {
             candidates: Vec::new(),
             breaker: Breaker::new(&config.breaker).map_err(|invalid| invalid.within("breaker"))?,
             budget: Budget::new(&config.breaker.retry_budget),
-            open: Vec::new(),
+            groups: Vec::new(),
             attempts_noted: VecDeque::new(),
             unfit: false,
             longest: u32::MAX,
@@ -195,8 +204,14 @@ impl Pool {
         let none = Attributes::default();
         let attributes = &self.attributes;
         for endpoint in &mut self.endpoints {
-            endpoint.longest = attributes.get(&endpoint.address).and_then(|own| own.max_input_tokens);
+            let own = attributes.get(&endpoint.address).unwrap_or(&none);
+            endpoint.longest = own.max_input_tokens;
+            endpoint.most = own.max_in_flight.map(NonZeroU32::get);
+            endpoint.priority = own.priority;
         }
+        self.groups = self.endpoints.iter().map(|endpoint| endpoint.priority).collect();
+        self.groups.sort_unstable();
+        self.groups.dedup();
         let longest = self.endpoints.iter().map(|endpoint| endpoint.longest.unwrap_or(u32::MAX)).max();
         self.longest = longest.unwrap_or(u32::MAX);
         let known = self.endpoints.iter().map(|Endpoint { address, incarnation, .. }| Known {
@@ -234,6 +249,8 @@ impl Pool {
             heard: Heard::default(),
             circuit: Circuit::default(),
             longest: None,
+            most: None,
+            priority: 0,
         };
         let random = &mut self.random;
         self.endpoints =

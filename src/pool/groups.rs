@@ -1,0 +1,321 @@
+//! Priority groups: which of them a request may use, and why not an earlier one.
+//!
+//! Endpoints of the smallest `priority` get every request that one of them can serve. The next group is for the others: while
+//! the first is out, asked to be left alone, is full, or cannot hold the prompt. So a session stays in one group for as long as that
+//! can serve it, and what is paid for by the token is used when what is paid for anyway is not enough (Azure API Management's
+//! backend pools, LiteLLM's `order` and Envoy's priorities mean the same).
+//!
+//! The list of a request goes on into the next group, whatever the first one's size: as many attempts as there are go to
+//! the first, but for one for each group behind it. Otherwise three busy endpoints would use up the attempts that
+//! a fourth, of another group, could have served.
+
+use super::{Endpoint, Pool};
+use crate::breaker::{Gate, Shut};
+use crate::instant::Instant;
+use crate::policy::Demand;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// A request goes to a later group than the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Spill {
+    /// The priority of the first group.
+    pub from: u32,
+    /// Of the group it goes to.
+    pub to: u32,
+    /// Why not to the first.
+    pub reason: Spilled,
+}
+
+/// Why a group cannot serve a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Spilled {
+    /// Its endpoints asked to be left alone.
+    Busy,
+    /// They have tripped.
+    Out,
+    /// As many requests are in flight as there may be.
+    Full,
+    /// The prompt is longer than any of them takes.
+    TooLong,
+    /// The policy wants none of them for it.
+    Unfit,
+}
+
+impl Spilled {
+    /// As written in headers and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Busy => "busy",
+            Self::Out => "out",
+            Self::Full => "full",
+            Self::TooLong => "too_long",
+            Self::Unfit => "unfit",
+        }
+    }
+}
+
+/// Where a request may go.
+#[derive(Debug)]
+pub(super) struct Way {
+    pub(super) gate: Gate,
+    /// The groups that can serve it, in their order.
+    pub(super) levels: Vec<Level>,
+    /// Why the first group is not among them.
+    pub(super) reason: Option<Spilled>,
+}
+
+/// Endpoints that a request may be sent to, all of one group or, where all groups are out, of any.
+#[derive(Debug)]
+pub(super) struct Level {
+    pub(super) priority: u32,
+    pub(super) places: Vec<usize>,
+}
+
+impl Endpoint {
+    /// Why it cannot take a request, however it fares.
+    fn unable(&self, demand: &Demand) -> Option<Spilled> {
+        if self.longest.is_some_and(|longest| demand.prompt_tokens > longest) {
+            return Some(Spilled::TooLong);
+        }
+        self.most.is_some_and(|most| self.in_flight >= most).then_some(Spilled::Full)
+    }
+}
+
+impl Pool {
+    /// Where a request may go at the moment.
+    pub(super) fn way(&mut self, demand: &Demand, now: Instant) -> Way {
+        let mut way = Way { gate: Gate::Open, levels: Vec::new(), reason: None };
+        for at in 0..self.groups.len() {
+            let Some(&priority) = self.groups.get(at) else { break };
+            let (gate, places, unable) = self.group(Some(priority), demand, now);
+            let reason = match gate {
+                // A probe in a group behind one that serves can wait until that does not.
+                Gate::Open | Gate::Probe(_) if !way.levels.is_empty() => None,
+                Gate::Open if places.is_empty() => Some(unable.unwrap_or(Spilled::Out)),
+                Gate::Open | Gate::Probe(_) => {
+                    way.gate = gate;
+                    None
+                }
+                Gate::LeastBad => Some(Spilled::Out),
+                Gate::Shut(Shut { status: 429, .. }) => Some(Spilled::Busy),
+                Gate::Shut(_) => Some(Spilled::Out),
+            };
+            if at == 0 {
+                way.reason = reason;
+            }
+            match reason {
+                None => way.levels.push(Level { priority, places }),
+                // Nothing further to look at: this is how the whole pool stands.
+                Some(_) if self.groups.len() == 1 => return Self::last(gate, priority, places, unable),
+                Some(_) => {}
+            }
+        }
+        if !way.levels.is_empty() {
+            return way;
+        }
+        let (gate, places, unable) = self.group(None, demand, now);
+        Self::last(gate, self.groups.first().copied().unwrap_or(0), places, unable)
+    }
+
+    /// Where a request may go when no group can serve it.
+    fn last(gate: Gate, priority: u32, places: Vec<usize>, unable: Option<Spilled>) -> Way {
+        const SOON: Duration = Duration::from_secs(1);
+        let gate = match gate {
+            Gate::Open if places.is_empty() && unable == Some(Spilled::Full) => {
+                Gate::Shut(Shut { wait: SOON, status: 429 })
+            }
+            gate => gate,
+        };
+        let levels = if places.is_empty() { Vec::new() } else { vec![Level { priority, places }] };
+        Way { gate, levels, reason: None }
+    }
+
+    /// How a group, or the whole pool, stands for a request; who of it may be chosen; and why some cannot take the request at all.
+    fn group(
+        &mut self,
+        priority: Option<u32>,
+        demand: &Demand,
+        now: Instant,
+    ) -> (Gate, Vec<usize>, Option<Spilled>) {
+        let (mut unable, mut open) = (None, Vec::new());
+        let members = self
+            .endpoints
+            .iter_mut()
+            .enumerate()
+            .filter(|(_, endpoint)| priority.is_none_or(|priority| endpoint.priority == priority));
+        let able = members.filter(|(_, endpoint)| {
+            let reason = endpoint.unable(demand);
+            // That it is full may change.
+            unable = if reason == Some(Spilled::Full) { reason } else { unable.or(reason) };
+            reason.is_none()
+        });
+        let circuits = able.map(|(place, endpoint)| (place, &mut endpoint.circuit));
+        let gate = self.breaker.gate(circuits, now, &mut self.random, &mut open);
+        (gate, open, unable)
+    }
+
+    /// The group of an endpoint.
+    pub fn priority(&self, address: &str) -> Option<u32> {
+        Some(self.endpoints.get(*self.places.get(address)?)?.priority)
+    }
+
+    /// Whether there is more than one group.
+    pub fn spills(&self) -> bool {
+        self.groups.len() > 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::breaker::{Class, Outcome, Reason, Standing};
+    use crate::policy::Attributes;
+    use crate::pool::{Ask, Choice, Config};
+    use crate::random::Random;
+    use std::collections::BTreeMap;
+    #[cfg(target_arch = "wasm32")]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
+
+    const NOW: Instant = Instant::from_millis(1_000);
+
+    /// A pool of endpoints of these priorities.
+    fn pool(priorities: &[u32], more: impl Fn(usize, &mut Attributes)) -> (Pool, Vec<String>) {
+        let all: Vec<_> = (0..priorities.len()).map(|i| format!("10.0.0.{i}:8000")).collect();
+        let mut pool = Pool::new(&Config::default(), &all, 9).unwrap();
+        let attributes = priorities.iter().enumerate().map(|(at, &priority)| {
+            let mut own = Attributes { priority, ..Attributes::default() };
+            more(at, &mut own);
+            (all[at].clone(), own)
+        });
+        pool.describe(attributes.collect::<BTreeMap<_, _>>());
+        (pool, all)
+    }
+
+    fn ask(prompt_tokens: u32) -> Ask<'static> {
+        Ask { blocks: &[], demand: Demand { prompt_tokens, stream: true, ..Demand::default() } }
+    }
+
+    fn spilled(choice: &Choice) -> Option<(u32, Spilled)> {
+        choice.spill.map(|spill| (spill.to, spill.reason))
+    }
+
+    #[test]
+    fn the_first_group_takes_everything_that_it_can_serve_and_the_list_goes_on_behind_it() {
+        let (mut pool, all) = pool(&[2, 2, 2, 2, 5, 7], |_, _| {});
+        for id in 0..200 {
+            let choice = pool.reserve(id, &ask(500), NOW).unwrap();
+            assert_eq!(choice.spill, None);
+            let groups: Vec<_> = choice.order.iter().map(|address| pool.priority(address).unwrap()).collect();
+            assert_eq!(groups, [2, 5, 7], "three attempts");
+        }
+        let in_flight = |at: usize| pool.loads()[at].in_flight;
+        assert!((0..4).all(|at| in_flight(at) >= 40) && in_flight(4) + in_flight(5) == 0);
+        assert_eq!(pool.priority("10.9.9.9:1"), None);
+        assert!(pool.spills() && all.len() == 6);
+    }
+
+    #[test]
+    fn a_group_that_asked_to_be_left_alone_is_passed_over_until_then() {
+        let (mut pool, all) = pool(&[0, 0, 1], |_, _| {});
+        let busy = Outcome::of_status(429, Some(Duration::from_secs(20)));
+        pool.attempted(1, &all[0], &busy, NOW);
+        assert_eq!(pool.reserve(2, &ask(9), NOW).unwrap().order, [&all[1][..], &all[2][..]]);
+        pool.attempted(2, &all[1], &busy, NOW);
+        let choice = pool.reserve(3, &ask(9), NOW).unwrap();
+        assert_eq!(
+            (choice.order, choice.spill),
+            (vec![all[2].clone()], Some(Spill { from: 0, to: 1, reason: Spilled::Busy }))
+        );
+        pool.attempted(3, &all[2], &busy, NOW);
+        assert_eq!(pool.reserve(4, &ask(9), NOW), None);
+        let shut = Shut { wait: Duration::from_secs(20), status: 429 };
+        assert_eq!(pool.shut(&Demand::default(), NOW), Some(shut));
+        let later = NOW + Duration::from_secs(21);
+        assert_eq!(pool.reserve(5, &ask(9), later).unwrap().spill, None);
+    }
+
+    #[test]
+    fn a_group_that_has_tripped_gets_probes_and_the_next_group_the_rest() {
+        let (mut pool, all) = pool(&[0, 1], |_, _| {});
+        for id in 0..2 {
+            pool.attempted(id, &all[0], &Outcome::failed(Reason::Connect), NOW);
+        }
+        assert_eq!(spilled(&pool.reserve(2, &ask(9), NOW).unwrap()), Some((1, Spilled::Out)));
+        let later = NOW + Duration::from_secs(6);
+        let probe = pool.reserve(3, &ask(9), later).unwrap();
+        assert_eq!((probe.probe, probe.spill, &probe.order), (true, None, &all));
+        assert_eq!(spilled(&pool.reserve(4, &ask(9), later).unwrap()), Some((1, Spilled::Out)));
+        pool.attempted(3, &all[0], &Outcome::of_status(200, None), later);
+        assert_eq!(pool.reserve(5, &ask(9), later).unwrap().spill, None);
+    }
+
+    #[test]
+    fn what_is_full_or_too_small_is_passed_over_and_when_all_are_full_the_client_is_told_to_come_again() {
+        let (mut pool, all) = pool(&[0, 1], |at, own| {
+            own.max_in_flight = std::num::NonZeroU32::new([2, 1][at]);
+            own.max_input_tokens = Some([100, 1_000][at]);
+        });
+        let mut to = |id, tokens| pool.reserve(id, &ask(tokens), NOW).map(|choice| spilled(&choice));
+        assert_eq!(to(1, 50), Some(None));
+        assert_eq!(to(2, 500), Some(Some((1, Spilled::TooLong))));
+        assert_eq!(to(3, 50), Some(None));
+        assert_eq!(to(4, 50), None);
+        let demand = Demand { prompt_tokens: 50, ..Demand::default() };
+        assert_eq!(
+            pool.shut(&demand, NOW).map(|shut| (shut.status, shut.wait)),
+            Some((429, Duration::from_secs(1)))
+        );
+        pool.end(2);
+        assert_eq!(spilled(&pool.reserve(5, &ask(50), NOW).unwrap()), Some((1, Spilled::Full)));
+        pool.end(1);
+        assert_eq!(pool.reserve(6, &ask(50), NOW).unwrap().order[0], all[0]);
+    }
+
+    /// Whatever fails, a request goes to a later group only if nobody of an earlier one could have taken it.
+    #[test]
+    fn no_request_is_spilled_that_an_earlier_group_could_have_served() {
+        let mut random = Random::new(3);
+        let (mut pool, all) = pool(&[0, 0, 1, 1, 4], |at, own| {
+            own.max_in_flight = std::num::NonZeroU32::new(3 + at as u32);
+        });
+        let (mut now, mut open, mut spills) = (NOW, Vec::new(), 0);
+        for id in 0..20_000_u64 {
+            now = now + Duration::from_millis(random.below(300) as u64);
+            let free = |pool: &Pool, priority: u32| {
+                let loads = pool.loads();
+                let mut standings = pool.standings(now);
+                standings.any(|(address, standing, _)| {
+                    let place = all.iter().position(|own| own == address).unwrap();
+                    let serves = matches!(standing, Standing::Closed | Standing::Ramp);
+                    let room = (loads[place].in_flight as usize) < 3 + place;
+                    pool.priority(address) == Some(priority) && serves && room
+                })
+            };
+            let earlier = [free(&pool, 0), free(&pool, 1)];
+            if let Some(choice) = pool.reserve(id, &ask(20), now) {
+                let group = pool.priority(&choice.order[0]).unwrap();
+                let none_before = earlier.iter().zip([0, 1]).all(|(free, own)| own >= group || !free);
+                // A least bad one is taken from any group.
+                let any = earlier.contains(&true) || free(&pool, 4);
+                assert!(none_before || !any, "{earlier:?} {choice:?}");
+                spills += usize::from(choice.spill.is_some());
+                open.push((id, choice.order[0].clone()));
+            }
+            if open.len() > 8 || random.below(3) == 0 && !open.is_empty() {
+                let (id, address) = open.swap_remove(random.below(open.len()));
+                let outcome = match random.below(5) {
+                    0 => Outcome::failed(Reason::Reset),
+                    1 => Outcome::of_status(429, Some(Duration::from_millis(700))),
+                    _ => Outcome::of_status(200, None),
+                };
+                assert!(outcome.class() != Class::Neutral);
+                pool.attempted(id, &address, &outcome, now);
+                pool.end(id);
+            }
+        }
+        assert!(spills > 500, "{spills}");
+    }
+}
