@@ -366,7 +366,8 @@ impl Pick {
         let Some(scorer) = &mut self.scorer else { return false };
         let Some((name, _)) = self.pools.get(asking.lease.pool) else { return false };
         let ask = asking.facts.ask(&asking.blocks);
-        let request = Reserve { explain: self.explain, ..Reserve::of(name, asking.lease.id, &ask) };
+        let explain = self.explain || asking.facts.explain;
+        let request = Reserve { explain, ..Reserve::of(name, asking.lease.id, &ask) };
         let Some(told) = scorer.ask(host, request) else { return false };
         asking.lease.asked = true;
         asking.told = told;
@@ -392,8 +393,9 @@ impl Pick {
             choice = pool.reserve(lease.id, &ask, now);
         }
         if let Some(choice) = choice {
-            if self.explain {
-                host.set_property(wire::WHY, &serde_json::to_vec(&pool.why()).unwrap_or_default());
+            if self.explain || asking.facts.explain {
+                let why = pool.why(&choice, now);
+                host.set_property(wire::WHY, &serde_json::to_vec(&why).unwrap_or_default());
             }
             return self.booked(stream, host, asking, choice, source);
         }
