@@ -1,3 +1,5 @@
+mod hot;
+
 use super::*;
 use crate::block;
 use crate::breaker::{Moved, Reason};
