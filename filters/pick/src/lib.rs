@@ -72,6 +72,7 @@ struct PoolMetrics {
     retries: Metric,
     out: Metric,
     probes: Metric,
+    silent: Metric,
 }
 
 impl PoolMetrics {
@@ -84,6 +85,7 @@ impl PoolMetrics {
             retries: define(Kind::Counter, "breaker_retries_total"),
             out: define(Kind::Gauge, "breaker_out"),
             probes: define(Kind::Gauge, "breaker_probes"),
+            silent: define(Kind::Gauge, "pick_silent"),
         }
     }
 }
@@ -315,6 +317,9 @@ impl Filter for Pick {
                 pool.standings(now).filter(|(_, standing, _)| out(*standing)).count() as u64,
             );
             host.record(metrics.probes, u64::from(pool.probing()));
+            if self.scrape.is_some() {
+                host.record(metrics.silent, pool.silent(now) as u64);
+            }
         }
         self.peers.keep_up(host);
         if let (Some(scrape), Some(own)) = (&mut self.scrape, self.peers.own()) {
