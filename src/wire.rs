@@ -24,6 +24,10 @@ pub const BASE_MODEL: &str = "x-gateway-base-model-name";
 pub const OBJECTIVE: &str = "x-llm-d-inference-objective";
 /// Header of clients, or of whoever authenticates them: the tenant, as llm-d has it.
 pub const FAIRNESS_ID: &str = "x-llm-d-inference-fairness-id";
+/// Header of clients that may: `1` asks for [`EXPLANATION`].
+pub const EXPLAIN: &str = "x-weir-explain";
+/// Header of the answer: why the request went where it did, as JSON of bounded length.
+pub const EXPLANATION: &str = "x-weir-explanation";
 /// Headers of clients: milliseconds to the first token, and per token, that they ask for; llm-d's names, then older ones.
 pub const SLO: [[&str; 2]; 2] =
     [["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"], ["x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"]];
@@ -77,7 +81,7 @@ pub const FACTS: &str = "weir.facts";
 pub const BLOCKS: &str = "weir.blocks";
 /// Filter state: what was chosen and why (`pick` writes).
 pub const PICK: &str = "weir.pick";
-/// Filter state: every endpoint that might have been chosen and what was made of it, as JSON (`pick` writes, if told to).
+/// Filter state: why it was chosen, as JSON: [`crate::pool::Why`] (`pick` writes, if told to).
 pub const WHY: &str = "weir.why";
 /// Filter state: whether the request was admitted, and what it was charged (`limit` writes).
 pub const LIMIT: &str = "weir.limit";
@@ -140,7 +144,7 @@ pub struct Reserved {
     /// No endpoint may be sent to, and there are none above: how to answer the client.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shut: Option<Closed>,
-    /// Every candidate and what was made of it, where that was asked: as [`crate::pool::Why`] is written.
+    /// Why it was chosen, where that was asked: as [`crate::pool::Why`] is written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<serde_json::Value>,
     /// The endpoint that is to compute the prompt, where it is another.
@@ -437,6 +441,42 @@ impl Facts {
     }
 }
 
+/// An explanation as a header: in ASCII, and of the candidates, of which the best come first, as many as make it no longer
+/// than clients take; `left_off` says how many more there are.
+pub fn explanation(why: &str) -> String {
+    const MOST: usize = 8 << 10;
+    let Ok(mut why) = serde_json::from_str::<serde_json::Value>(why) else { return String::new() };
+    let mut left_off = 0_usize;
+    loop {
+        let text = ascii(&why.to_string());
+        let candidates = why.get_mut("candidates").and_then(serde_json::Value::as_array_mut);
+        let Some(candidates) = candidates.filter(|all| text.len() > MOST && !all.is_empty()) else {
+            return text;
+        };
+        // In proportion, and one less, so that this ends.
+        let keep = (candidates.len().saturating_mul(MOST) / text.len()).min(candidates.len() - 1);
+        left_off = left_off.saturating_add(candidates.len() - keep);
+        candidates.truncate(keep);
+        if let Some(map) = why.as_object_mut() {
+            map.insert("left_off".into(), left_off.into());
+        }
+    }
+}
+
+/// JSON without anything that is not visible ASCII or a space.
+fn ascii(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for unit in json.chars() {
+        match unit {
+            ' '..='~' => text.push(unit),
+            _ => unit.encode_utf16(&mut [0; 2]).iter().for_each(|unit| {
+                let _ = write!(text, "\\u{unit:04x}");
+            }),
+        }
+    }
+    text
+}
+
 /// Somebody else's words as one word, of bounded length: it cannot forge another field of a line.
 pub fn one_word(text: &str) -> String {
     text.chars().filter(char::is_ascii_graphic).take(64).collect()
@@ -569,6 +609,26 @@ mod tests {
         for word in ["%", "%2", "a%zz", "%+1", "%41", "%2f", "%c3%bc", "%FF", "a b"] {
             assert_eq!(decode(word), None, "{word}");
         }
+    }
+
+    #[test]
+    fn an_explanation_fits_into_a_header_and_keeps_the_best() {
+        let why = |n: usize| {
+            let one = |n: usize| serde_json::json!({"endpoint": format!("10.0.0.{n}:8000"), "total": n});
+            let candidates: Vec<_> = (0..n).map(one).collect();
+            serde_json::json!({"because": "größer \u{1f600}\n", "candidates": candidates}).to_string()
+        };
+        for n in [0, 3, 1_000] {
+            let header = explanation(&why(n));
+            assert!(header.len() <= 8 << 10 && header.bytes().all(|byte| (32..127).contains(&byte)));
+            let read: serde_json::Value = serde_json::from_str(&header).unwrap();
+            assert_eq!(read["because"], "größer \u{1f600}\n");
+            let kept = read["candidates"].as_array().unwrap();
+            assert_eq!(kept.len() + read["left_off"].as_u64().unwrap_or(0) as usize, n);
+            assert!(kept.iter().enumerate().all(|(at, one)| one["total"] == at), "the first");
+            assert!(n < 1_000 || kept.len() > 100, "{}", kept.len());
+        }
+        assert_eq!(explanation("nonsense"), "");
     }
 
     #[test]

@@ -53,7 +53,8 @@ pub struct Signals {
 }
 
 /// Where a LoRA adapter stands with an endpoint.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Adapter {
     /// The request needs none, or the endpoint says nothing of adapters.
     #[default]

@@ -22,11 +22,12 @@ use super::{Attributes, Candidate, Demand, Each, Known, News, Round, Score, Want
 use crate::instant::Instant;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
+use std::marker::PhantomData;
 use std::num::NonZeroUsize;
 
 /// What endpoints may be used for, and have been this minute.
 #[derive(Debug, Default)]
-struct Minutes {
+pub(super) struct Minutes {
     attributes: Each<Attributes>,
     used: Each<Used>,
 }
@@ -87,25 +88,6 @@ impl Minutes {
     }
 }
 
-/// Lets those beyond their limits cost what nobody pays, unless all are.
-fn cheapest_within(
-    minutes: &Minutes,
-    round: &Round<'_>,
-    scores: &mut [f64],
-    cost: impl Fn(&Candidate) -> f64,
-) {
-    let within = |candidate: &Candidate| minutes.within_limits(candidate.place, round.demand, round.now);
-    let none = !round.candidates.iter().any(within);
-    scale::fill(
-        round,
-        scores,
-        |candidate| {
-            if none || within(candidate) { cost(candidate) } else { f64::INFINITY }
-        },
-    );
-    scale::cheapest_first(scores);
-}
-
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct SimpleShuffle {
@@ -145,49 +127,31 @@ impl Score for SimpleShuffle {
     }
 }
 
+/// What a request costs at an endpoint: the least is taken, of those within their limits.
+pub(super) trait Cost: std::fmt::Debug + Default + Send {
+    fn of(minutes: &Minutes, round: &Round<'_>, candidate: &Candidate) -> f64;
+}
+
+/// The cheapest of those within their limits, or of all if none is.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct UsageBased {
+pub(super) struct Cheapest<C: Cost> {
     #[serde(skip)]
     minutes: Minutes,
-}
-
-impl Score for UsageBased {
-    fn score(&mut self, round: &Round<'_>, scores: &mut [f64]) {
-        let used = |candidate: &Candidate| self.minutes.used(candidate.place, round.now).tokens as f64;
-        cheapest_within(&self.minutes, round, scores, used);
-    }
-
-    fn meet(&mut self, endpoints: &[Known<'_>]) {
-        self.minutes.meet(endpoints);
-    }
-
-    fn learn(&mut self, news: &News, now: Instant) {
-        self.minutes.learn(news, now);
-    }
-
-    fn wants(&self) -> Wants {
-        Wants { answers: true, reports: false }
-    }
-}
-
-#[derive(Debug, Default, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub(super) struct CostBased {
     #[serde(skip)]
-    minutes: Minutes,
+    cost: PhantomData<C>,
 }
 
-impl Score for CostBased {
+impl<C: Cost> Score for Cheapest<C> {
     fn score(&mut self, round: &Round<'_>, scores: &mut [f64]) {
-        cheapest_within(&self.minutes, round, scores, |candidate| {
-            let attributes = self.minutes.attributes.at(candidate.place);
-            let input = attributes.and_then(|attributes| attributes.input_cost_per_token);
-            let output = attributes.and_then(|attributes| attributes.output_cost_per_token);
-            let unknown = if input.or(output).is_none() { 1.0 } else { 0.0 };
-            input.unwrap_or(unknown) * f64::from(round.demand.prompt_tokens)
-                + output.unwrap_or(unknown) * f64::from(round.demand.output_tokens)
+        let within =
+            |candidate: &Candidate| self.minutes.within_limits(candidate.place, round.demand, round.now);
+        let none = !round.candidates.iter().any(within);
+        scale::fill(round, scores, |candidate| match none || within(candidate) {
+            true => C::of(&self.minutes, round, candidate),
+            false => f64::INFINITY,
         });
+        scale::cheapest_first(scores);
     }
 
     fn meet(&mut self, endpoints: &[Known<'_>]) {
@@ -202,6 +166,35 @@ impl Score for CostBased {
         Wants { answers: true, reports: false }
     }
 }
+
+/// Tokens used this minute.
+#[derive(Debug, Default)]
+pub(super) struct Tokens;
+
+impl Cost for Tokens {
+    fn of(minutes: &Minutes, round: &Round<'_>, candidate: &Candidate) -> f64 {
+        minutes.used(candidate.place, round.now).tokens as f64
+    }
+}
+
+pub(super) type UsageBased = Cheapest<Tokens>;
+
+/// What the provider charges.
+#[derive(Debug, Default)]
+pub(super) struct Price;
+
+impl Cost for Price {
+    fn of(minutes: &Minutes, round: &Round<'_>, candidate: &Candidate) -> f64 {
+        let attributes = minutes.attributes.at(candidate.place);
+        let input = attributes.and_then(|attributes| attributes.input_cost_per_token);
+        let output = attributes.and_then(|attributes| attributes.output_cost_per_token);
+        let unknown = if input.or(output).is_none() { 1.0 } else { 0.0 };
+        input.unwrap_or(unknown) * f64::from(round.demand.prompt_tokens)
+            + output.unwrap_or(unknown) * f64::from(round.demand.output_tokens)
+    }
+}
+
+pub(super) type CostBased = Cheapest<Price>;
 
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]

@@ -1,40 +1,17 @@
 //! The choice: who may be chosen, what is known of each, whom the policy takes.
 //!
-//! Four say who may be chosen. An endpoint whose context cannot hold the prompt, or that is full, is no candidate
-//! (`groups.rs`, which also says which group's endpoints are). The breaker leaves out who fails. An endpoint that has joined takes part in as many choices as
-//! it is old: at first in a tenth, whatever the policy, since to most policies an idle endpoint is the best there is, and
-//! to some a cold one the worst. Then the policy itself may leave out whom it has no use for.
+//! Four say who may be chosen. An endpoint whose context cannot hold the prompt, or that is full, is no candidate, nor is one
+//! of a later group while an earlier one can serve (`groups.rs`). The breaker leaves out who fails. An endpoint that has joined
+//! takes part in as many choices as it is old: at first in a tenth, whatever the policy, since to most policies an idle endpoint
+//! is the best there is, and to some a cold one the worst. Then the policy itself may leave out whom it has no use for.
 
 use super::groups::{Level, Spill, Spilled, Way};
 use super::leases::cached;
 use super::{Ask, Choice, Joined, LeaseId, Pool};
 use crate::breaker::{Gate, Shut};
 use crate::instant::Instant;
-use crate::policy::{Candidate, Demand, Explained, Prefill, Round};
-use serde::Serialize;
+use crate::policy::{Candidate, Demand, Prefill, Round};
 use std::time::Duration;
-
-/// Why the last choice was made, as far as one candidate goes.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Why {
-    /// Its address.
-    pub endpoint: String,
-    /// Requests in flight there.
-    pub in_flight: u32,
-    /// Uncached prompt tokens queued there.
-    pub queued_tokens: u64,
-    /// Tokens of the prompt that it holds.
-    pub cached_tokens: u32,
-    /// Requests queued in its engine, with what was sent since it said so.
-    pub waiting: Option<f64>,
-    /// Requests in its engine's batch, likewise.
-    pub running: Option<f64>,
-    /// Part of its KV memory in use, likewise.
-    pub kv_usage: Option<f64>,
-    /// What the policy made of it.
-    #[serde(flatten)]
-    pub explained: Explained,
-}
 
 /// What the policy made of some endpoints.
 #[derive(Debug, Default)]
@@ -127,24 +104,6 @@ impl Pool {
         };
         self.candidates = candidates;
         chosen
-    }
-
-    /// Why the last choice was made: every endpoint that might have been chosen, what was known of it, and what each score
-    /// gave it. Where the choice was a probe, of its fallbacks.
-    pub fn why(&self) -> Vec<Why> {
-        let one = |(candidate, explained): (&Candidate, Explained)| {
-            Some(Why {
-                endpoint: self.endpoints.get(candidate.place)?.address.clone(),
-                in_flight: candidate.in_flight,
-                queued_tokens: candidate.queued_tokens,
-                cached_tokens: candidate.cached_tokens,
-                waiting: candidate.waiting(),
-                running: candidate.running(),
-                kv_usage: candidate.kv_usage(),
-                explained,
-            })
-        };
-        self.candidates.iter().zip(self.policy.explain()).filter_map(one).collect()
     }
 
     /// What is known of the endpoint at a place.

@@ -21,13 +21,14 @@ mod pace;
 mod pools;
 mod seeded;
 mod signals;
+mod why;
 
-pub use choice::Why;
 pub use config::Config;
 pub use groups::{Spill, Spilled};
 pub use index::Index;
 pub use pools::{Pools, Spec};
 pub use signals::{Adapters, Answered, Report, Said};
+pub use why::{Considered, Why};
 
 use leases::Lease;
 use pace::Pace;

@@ -211,6 +211,11 @@ impl Pool {
         }
     }
 
+    /// How many endpoints have said nothing of themselves that is not too old.
+    pub fn silent(&self, now: Instant) -> usize {
+        self.endpoints.iter().filter(|endpoint| endpoint.heard.fresh(now, self.stale).is_none()).count()
+    }
+
     /// What engines said of themselves, of those endpoints whose word is not too old.
     pub fn said(&self, now: Instant) -> impl Iterator<Item = Said> {
         self.endpoints.iter().filter_map(move |endpoint| {

@@ -38,6 +38,8 @@ pub struct Config {
     pub request: request::Config,
     /// Which models are served by others.
     pub rewrite: weir::rewrite::Config,
+    /// Whom it is explained why a request went where it did; without this nobody.
+    pub explain: Option<Explain>,
     /// How soon a missing `allow_on_headers_stop_iteration` is found out.
     pub flag_check_ms: FlagCheck,
 }
@@ -53,6 +55,29 @@ impl Config {
     /// The rules of rewriting; an error says what the types cannot.
     pub fn rules(&self) -> Result<Rules, Invalid> {
         Rules::new(&self.rewrite).map_err(|invalid| invalid.within("rewrite"))
+    }
+}
+
+/// Who may ask for an explanation: those of whom a filter before this one says so in dynamic metadata, which no client can
+/// write. Envoy's own RBAC filter does, by shadow rules on whatever it knows of a client: `envoy/explain.yaml`.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Explain {
+    /// The name under which the filter writes, as `envoy.filters.http.rbac`.
+    pub metadata: String,
+    /// The key.
+    pub key: String,
+    /// The text that is there for those who may.
+    pub value: String,
+}
+
+impl Explain {
+    fn is_asked(&self, host: &dyn Host, headers: &Headers) -> bool {
+        // A property costs over a microsecond: few ask.
+        headers.get(wire::EXPLAIN) == Some("1") && {
+            let path = ["metadata", "filter_metadata", &self.metadata, &self.key];
+            host.text(&path).is_some_and(|text| text == self.value)
+        }
     }
 }
 
@@ -99,6 +124,8 @@ struct Metrics {
 #[derive(Debug, Default)]
 pub struct Stream {
     phase: Phase,
+    /// Who sent it is told why it went where it did.
+    explain: bool,
     /// Its model and the size of its prompt, if its answer is to be learned from.
     estimated: Option<(String, Size)>,
 }
@@ -143,6 +170,7 @@ impl Filter for Extract {
 
     fn request_headers(&mut self, stream: &mut Stream, host: &dyn Host, end: bool) -> Flow {
         let headers = host.headers(Of::Request);
+        stream.explain = self.config.explain.as_ref().is_some_and(|explain| explain.is_asked(host, &headers));
         remove_control_headers(host, &headers);
         let head = Head::new(headers.iter(), &self.config.request);
         match request::plan(&head, end, &self.config.request) {
@@ -189,6 +217,9 @@ impl Filter for Extract {
     }
 
     fn response_headers(&mut self, stream: &mut Stream, host: &dyn Host, end: bool) {
+        if let Some(why) = stream.explain.then(|| host.text(&[wire::WHY])).flatten() {
+            host.set_header(Of::Response, wire::EXPLANATION, &wire::explanation(&why));
+        }
         if let Phase::Rewritten(name) = &stream.phase {
             stream.phase = match self.rewrite.restorer(host, name) {
                 Some(restorer) if !end => Phase::Restoring(Box::new(restorer)),
@@ -293,6 +324,7 @@ impl Extract {
                 host.set_header(Of::Request, header, &wire::encode(name));
             }
         }
+        facts.explain = stream.explain;
         let facts = wire::write_facts(&facts);
         host.set_property(wire::FACTS, facts.as_bytes());
         host.set_property(wire::BLOCKS, &wire::write_blocks(&facts, &blocks));

@@ -208,3 +208,30 @@ fn a_session_stays_with_its_target_and_requests_without_one_are_split() {
         .collect();
     assert_eq!(named.len(), 1, "the body may name the session as well");
 }
+
+#[test]
+fn only_of_whom_a_filter_before_says_so_the_question_for_an_explanation_counts() {
+    let config = r#"{"explain":{"metadata":"envoy.filters.http.rbac","key":"k","value":"allowed"}}"#;
+    let said = "metadata.filter_metadata.envoy.filters.http.rbac.k";
+    let cases: [(&str, &str, &[u8], bool); 5] = [
+        (config, "1", b"allowed", true),
+        (config, "1", b"denied", false),
+        (config, "1", b"", false),
+        (config, "0", b"allowed", false),
+        ("", "1", b"allowed", false),
+    ];
+    for (config, asks, by_rbac, is_told) in cases {
+        let mut worker = Worker::<Extract>::new(config);
+        let headers = [&CHAT[..], &[(wire::EXPLAIN, asks)]].concat();
+        let mut exchange = worker.request(&headers, &[(said, by_rbac)], false);
+        worker.body(&mut exchange, BODY, true);
+        assert!(exchange.see().header(wire::EXPLAIN).is_empty(), "the engine never sees it");
+        assert_eq!(exchange.see().state(wire::FACTS).unwrap().contains(" explain=1"), is_told);
+        // As `pick` would, where it is told to explain every choice.
+        exchange.see().set_property(wire::WHY, br#"{"because":"x","candidates":[]}"#);
+        worker.response(&mut exchange, "10.0.0.1:1", &[(":status", "200"), (wire::EXPLANATION, "forged")]);
+        let told = exchange.see().answer_header(wire::EXPLANATION);
+        let expected = if is_told { r#"{"because":"x","candidates":[]}"# } else { "forged" };
+        assert_eq!(told, [expected]);
+    }
+}

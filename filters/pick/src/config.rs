@@ -15,8 +15,9 @@ pub struct Config {
     /// How an endpoint is chosen.
     #[serde(default)]
     pub choose: pool::Config,
-    /// Every choice is explained: filter state `weir.why` has each endpoint that might have been chosen and what the policy
-    /// made of it, as JSON, for the access log. Costs about a microsecond an endpoint.
+    /// Every choice is explained, and not only those of which `extract` says so: filter state `weir.why` has each endpoint
+    /// that might have been chosen and what the policy made of it, as JSON, for the access log. Costs about a microsecond an
+    /// endpoint.
     #[serde(default)]
     pub explain: bool,
     /// How engines are asked how they are; without this they are not. Where there is a scorer, it asks them, and what is

@@ -72,6 +72,7 @@ struct PoolMetrics {
     retries: Metric,
     out: Metric,
     probes: Metric,
+    silent: Metric,
 }
 
 impl PoolMetrics {
@@ -84,6 +85,7 @@ impl PoolMetrics {
             retries: define(Kind::Counter, "breaker_retries_total"),
             out: define(Kind::Gauge, "breaker_out"),
             probes: define(Kind::Gauge, "breaker_probes"),
+            silent: define(Kind::Gauge, "pick_silent"),
         }
     }
 }
@@ -315,6 +317,9 @@ impl Filter for Pick {
                 pool.standings(now).filter(|(_, standing, _)| out(*standing)).count() as u64,
             );
             host.record(metrics.probes, u64::from(pool.probing()));
+            if self.scrape.is_some() {
+                host.record(metrics.silent, pool.silent(now) as u64);
+            }
         }
         self.peers.keep_up(host);
         if let (Some(scrape), Some(own)) = (&mut self.scrape, self.peers.own()) {
@@ -366,7 +371,8 @@ impl Pick {
         let Some(scorer) = &mut self.scorer else { return false };
         let Some((name, _)) = self.pools.get(asking.lease.pool) else { return false };
         let ask = asking.facts.ask(&asking.blocks);
-        let request = Reserve { explain: self.explain, ..Reserve::of(name, asking.lease.id, &ask) };
+        let explain = self.explain || asking.facts.explain;
+        let request = Reserve { explain, ..Reserve::of(name, asking.lease.id, &ask) };
         let Some(told) = scorer.ask(host, request) else { return false };
         asking.lease.asked = true;
         asking.told = told;
@@ -392,8 +398,9 @@ impl Pick {
             choice = pool.reserve(lease.id, &ask, now);
         }
         if let Some(choice) = choice {
-            if self.explain {
-                host.set_property(wire::WHY, &serde_json::to_vec(&pool.why()).unwrap_or_default());
+            if self.explain || asking.facts.explain {
+                let why = pool.why(&choice, now);
+                host.set_property(wire::WHY, &serde_json::to_vec(&why).unwrap_or_default());
             }
             return self.booked(stream, host, asking, choice, source);
         }

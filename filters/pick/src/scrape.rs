@@ -201,6 +201,9 @@ impl Lease {
                     Some((_, version)) => host.set_shared(&self.name, &bytes, Some(version)),
                     None => host.create_shared(&self.name, &bytes),
                 };
+            if taken && self.until.is_none_or(|until| until <= now) {
+                log::info!("weir-pick: this worker asks engines how they are");
+            }
             self.until = taken.then_some(until);
         }
         self.until.is_some_and(|until| now < until)

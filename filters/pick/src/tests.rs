@@ -694,13 +694,19 @@ fn a_choice_is_explained_where_that_is_configured() {
     let mut worker = Worker::new(&config.to_string());
     let exchange = ask(&mut worker, 1);
     let why: serde_json::Value = serde_json::from_str(&exchange.see().state(wire::WHY).unwrap()).unwrap();
-    assert_eq!(why.as_array().unwrap().len(), 3);
+    assert_eq!(why["candidates"].as_array().unwrap().len(), 3);
     let expected = json!({
-        "endpoint": "10.0.0.1:1", "in_flight": 0, "queued_tokens": 0, "cached_tokens": 0, "waiting": null,
-        "running": null, "kv_usage": null, "total": 1.0,
+        "endpoint": destination(&exchange)[0], "in_flight": 0, "queued_tokens": 0, "cached_tokens": 0,
+        "waiting": null, "running": null, "kv_usage": null, "age_ms": null, "total": 1.0,
         "scores": [{"score": "least_prefill", "weight": 1.0, "value": 1.0}],
     });
-    assert_eq!(why[0], expected);
+    assert_eq!(why["candidates"][0], expected);
+    assert_eq!(why["because"], "it is one of 3 with 1.000, at random");
+    // Without it, of a request of which `extract` says that somebody may know.
+    let facts = "dialect=chat stream=0 prompt_tokens=16 prompt_units=1 explain=1 model=m";
+    let mut worker = Worker::<Pick>::new(CONFIG);
+    let exchange = worker.request(&[], &[(wire::BLOCKS, &wire::write_blocks(facts, &[]))], false);
+    assert!(exchange.see().state(wire::WHY).is_some());
     config["scorer"] = json!({"cluster": "scorer"});
     let mut worker = Worker::new(&config.to_string());
     let mut exchange = ask(&mut worker, 1);

@@ -79,7 +79,7 @@ impl Scorer {
             self.metrics.shut(name);
             return Ok(Reserved { shut: Some(shut.into()), ..Reserved::default() });
         };
-        let why = ask.explain.then(|| serde_json::to_value(pool.why()).unwrap_or_default());
+        let why = ask.explain.then(|| serde_json::to_value(pool.why(&choice, now)).unwrap_or_default());
         self.metrics.reserved(name);
         Ok(Reserved {
             endpoints: choice.order,

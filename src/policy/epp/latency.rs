@@ -9,8 +9,8 @@
 //! llm-d trains a model in two sidecars; here both are averages that fade (0.9 an answer), learned by endpoint. The
 //! strategy `least` (llm-d's default) takes who keeps the objective most narrowly, which leaves the quick ones free for
 //! those that need them; `most` the other way round; those that miss it come after all that keep it, the nearest first.
-//! A request without an objective, as all are now, goes by `composite`: queue, KV cache and prefix alike. The objective's
-//! headers are `x-llm-d-slo-ttft-ms` and `x-llm-d-slo-tpot-ms`.
+//! A request without an objective goes by `composite`: queue, KV cache and prefix alike. The objective's headers are
+//! `x-llm-d-slo-ttft-ms` and `x-llm-d-slo-tpot-ms` (older: `x-slo-ttft-ms`, `x-slo-tpot-ms`), which `extract` reads.
 
 use super::kv_cache::Free;
 use super::prefix::Prefix;

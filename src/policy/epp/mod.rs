@@ -166,7 +166,7 @@ pub(super) fn read(value: &Value) -> Result<Policy, Invalid> {
 /// The parts of the file whose work is done elsewhere.
 fn elsewhere(config: &Config) -> Vec<Invalid> {
     let parts = [
-        ("dataLayer", &config.data_layer, "engines are scraped as the scorer's `signals` says"),
+        ("dataLayer", &config.data_layer, "engines are scraped as `signals` says"),
         ("requestHandler", &config.request_handler, "`extract` knows each dialect by its path"),
         ("parser", &config.parser, "`extract` knows each dialect by its path"),
         ("flowControl", &config.flow_control, "queues and fairness are not built; limits are `limit`'s"),

@@ -19,11 +19,14 @@ pub(super) struct Plugin {
     /// Names it had.
     also: &'static [&'static str],
     /// Parameters that llm-d knows and that are another part's here, with what that is.
-    passed: &'static [(&'static str, &'static str)],
+    passed: &'static [Passed],
     pub(super) make: Make,
     /// Reads its parameters and gives them back with defaults.
     check: fn(Value) -> Result<Value, Invalid>,
 }
+
+/// Parameters of one part, with what becomes of them here.
+type Passed = &'static [(&'static str, &'static str)];
 
 /// A scorer, and what it leaves out, if anything.
 pub(super) type Scored = (Box<dyn Score>, Option<Box<dyn Keep>>);
@@ -44,7 +47,7 @@ pub(super) enum Make {
 /// The handler of a single profile.
 pub(super) const SINGLE: &str = "single-profile-handler";
 
-const INDEX: &[(&str, &str)] = &[
+const INDEX: Passed = &[
     ("blockSize", "blocks are cut by `extract`: request.block_tokens"),
     ("blockSizeTokens", "blocks are cut by `extract`: request.block_tokens"),
     ("hashBlockSize", "blocks are cut by `extract`: request.block_tokens"),
@@ -54,14 +57,14 @@ const INDEX: &[(&str, &str)] = &[
     ("lruCapacityPerServer", "the index holds choose.index_tokens tokens per endpoint"),
     ("prefixHashSource", "hashes come from `extract`"),
 ];
-const EVENTS: &[(&str, &str)] = &[
+const EVENTS: Passed = &[
     ("speculativeIndexing", "what was sent counts as cached at once"),
     ("speculativeTTL", "what was sent counts as cached at once"),
     ("tokenProcessorConfig", "blocks are cut by `extract`"),
     ("kvEventsConfig", "KV events are not read: the index is built from what was sent"),
     ("indexerConfig", "the index holds choose.index_tokens tokens per endpoint"),
 ];
-const TOKENS: &[(&str, &str)] = &[
+const TOKENS: Passed = &[
     ("modelName", "tokens are estimated by `extract`"),
     ("backend", "tokens are estimated by `extract`"),
     ("vllm", "tokens are estimated by `extract`"),
@@ -69,44 +72,30 @@ const TOKENS: &[(&str, &str)] = &[
     ("udsTokenizerConfig", "tokens are estimated by `extract`"),
     ("tokenizersPoolConfig", "tokens are estimated by `extract`"),
 ];
-const SCRAPE: &[(&str, &str)] = &[
-    ("scheme", "the scorer's `signals` says where metrics are"),
-    ("path", "the scorer's `signals` says where metrics are"),
-    ("port", "the scorer's `signals` says where metrics are"),
-    ("insecureSkipVerify", "the scorer's `signals` says where metrics are"),
-    ("interval", "the scorer's `signals` says how often"),
+const SCRAPE: Passed = &[
+    ("scheme", "`signals` says where metrics are"),
+    ("path", "`signals` says where metrics are"),
+    ("port", "`signals` says where metrics are"),
+    ("insecureSkipVerify", "`signals` says where metrics are"),
+    ("interval", "`signals` says how often"),
     ("engineConfigs", "engines are known by the names of their metrics"),
     ("defaultEngine", "engines are known by the names of their metrics"),
     ("engineLabelKey", "engines are known by the names of their metrics"),
 ];
-const IN_FLIGHT: &[(&str, &str)] = &[
+const IN_FLIGHT: Passed = &[
     ("addEstimatedOutputTokens", "prompt tokens are counted"),
     ("outputRatio", "prompt tokens are counted"),
     ("inFlightLoadProducerName", "the pool's own leases are counted"),
 ];
-const PREDICTED: &[(&str, &str)] = &[
+const PREDICTED: Passed = &[
     ("samplingMean", "latency is learned from every answer"),
     ("sloBufferFactor", "the objective is taken as it is"),
     ("contextTTL", "leases end by themselves after choose.lease_ms"),
     ("streamingMode", "streams show their first token, others their end"),
     ("endpointRoleLabel", "roles are for filters"),
 ];
-const PREFIX: &[(&str, &str)] = &[
-    ("prefixMatchInfoProducerName", "there is one index"),
-    ("blockSize", "blocks are cut by `extract`: request.block_tokens"),
-    ("blockSizeTokens", "blocks are cut by `extract`: request.block_tokens"),
-    ("hashBlockSize", "blocks are cut by `extract`: request.block_tokens"),
-    ("autoTune", "there is nothing to tune: blocks grow with what precedes them"),
-    ("maxPrefixTokensToMatch", "`extract` hashes up to request.max_blocks blocks"),
-    ("maxPrefixBlocksToMatch", "`extract` hashes up to request.max_blocks blocks"),
-    ("lruCapacityPerServer", "the index holds choose.index_tokens tokens per endpoint"),
-    ("speculativeIndexing", "what was sent counts as cached at once"),
-    ("tokenProcessorConfig", "blocks are cut by `extract`"),
-    ("kvEventsConfig", "KV events are not read: the index is built from what was sent"),
-    ("indexerConfig", "the index holds choose.index_tokens tokens per endpoint"),
-];
-const ONE_INDEX: &[(&str, &str)] = &[("prefixMatchInfoProducerName", "there is one index")];
-const SESSION: &[(&str, &str)] = &[
+const ONE_INDEX: Passed = &[("prefixMatchInfoProducerName", "there is one index")];
+const SESSION: Passed = &[
     ("algorithm", "the session is the one that `extract` publishes; nothing is written to the client"),
     ("mode", "the session is the one that `extract` publishes; nothing is written to the client"),
     ("headerName", "`extract` says which header names the session"),
@@ -124,14 +113,14 @@ impl Plugin {
         Self { also, ..self }
     }
 
-    const fn passed(self, passed: &'static [(&'static str, &'static str)]) -> Self {
+    const fn passed(self, passed: &'static [Passed]) -> Self {
         Self { passed, ..self }
     }
 
     /// Reads parameters: gives them with defaults, and what is said of those that are another part's.
     pub(super) fn read(&self, mut parameters: Map<String, Value>) -> Result<(Value, Vec<Invalid>), Invalid> {
         let mut notes = Vec::new();
-        for (name, why) in self.passed {
+        for (name, why) in self.passed.iter().copied().flatten() {
             if parameters.remove(*name).is_some() {
                 notes.push(Invalid::new(format!("parameters.{name}"), format!("not used: {why}")));
             }
@@ -182,17 +171,17 @@ static PLUGINS: &[Plugin] = &[
         .also(&["kv-cache-scorer"]),
     row("prefix-cache-scorer", Make::Score(score::<prefix::Prefix>), checked::<prefix::Prefix>)
         .also(&["prefix-cache", "precise-prefix-cache-scorer"])
-        .passed(PREFIX),
+        .passed(&[ONE_INDEX, INDEX, EVENTS]),
     row("load-aware-scorer", Make::Score(score::<load::LoadAware>), checked::<load::LoadAware>),
     row("active-request-scorer", Make::Score(score::<load::ActiveRequests>), checked::<load::ActiveRequests>)
-        .passed(IN_FLIGHT),
+        .passed(&[IN_FLIGHT]),
     row("token-load-scorer", Make::Score(score::<load::TokenLoad>), checked::<load::TokenLoad>)
-        .passed(IN_FLIGHT),
+        .passed(&[IN_FLIGHT]),
     row("lora-affinity-scorer", Make::Score(lora), lora_parameters),
     row("no-hit-lru-scorer", Make::Score(score::<no_hit_lru::NoHitLru>), checked::<no_hit_lru::NoHitLru>)
-        .passed(ONE_INDEX),
+        .passed(&[ONE_INDEX]),
     row("session-affinity-scorer", Make::Score(score::<session::Session>), checked::<session::Session>)
-        .passed(SESSION),
+        .passed(&[SESSION]),
     row("context-length-aware", Make::Score(context_length::make), checked::<context_length::ContextLength>),
     row("latency-scorer", Make::Score(score::<latency::Latency>), checked::<latency::Latency>),
     // Filters.
@@ -203,14 +192,11 @@ static PLUGINS: &[Plugin] = &[
     row("prefill-filter", Make::Keep(labels::prefill), ELSEWHERE),
     row("encode-filter", Make::Keep(labels::encode), ELSEWHERE),
     row("prefix-cache-affinity-filter", Make::Keep(keep::<affinity::Sticky>), checked::<affinity::Sticky>)
-        .passed(&[
-            ("prefixMatchInfoProducerName", "there is one index"),
-            ("inFlightLoadProducerName", "the pool's own leases are counted"),
-        ]),
+        .passed(&[ONE_INDEX, &[("inFlightLoadProducerName", "the pool's own leases are counted")]]),
     row("session-affinity-filter", Make::Keep(keep::<session::Session>), checked::<session::Session>)
-        .passed(SESSION),
+        .passed(&[SESSION]),
     row("utilization-filter", Make::Keep(keep::<utilization::Filter>), checked::<utilization::Filter>)
-        .passed(IN_FLIGHT),
+        .passed(&[IN_FLIGHT]),
     row("utilization-detector", Make::Keep(keep::<utilization::Detector>), checked::<utilization::Detector>),
     row("slo-headroom-tier-filter", Make::Keep(keep::<latency::Tier>), checked::<latency::Tier>),
     // Pickers.
@@ -227,29 +213,35 @@ static PLUGINS: &[Plugin] = &[
     // Work that is done elsewhere here.
     elsewhere("disagg-headers-handler", "`pick` sets x-prefiller-host-port itself")
         .also(&["prefill-header-handler", "prefill-header"])
-        .passed(&[("prefillProfile", "the handler names it"), ("encodeProfile", "encode is not split off")]),
+        .passed(&[&[
+            ("prefillProfile", "the handler names it"),
+            ("encodeProfile", "encode is not split off"),
+        ]]),
     elsewhere("openai-parser", "`extract` knows each dialect by its path"),
     elsewhere("anthropic-parser", "`extract` knows each dialect by its path"),
     elsewhere("vllmhttp-parser", "`extract` knows each dialect by its path"),
     elsewhere("sglanghttp-parser", "`extract` knows each dialect by its path"),
     elsewhere("passthrough-parser", "what `extract` does not know passes untouched"),
-    elsewhere("token-producer", "tokens are estimated by `extract`").also(&["tokenizer"]).passed(TOKENS),
-    elsewhere("approx-prefix-cache-producer", "there is one index, built from what was sent").passed(INDEX),
+    elsewhere("token-producer", "tokens are estimated by `extract`").also(&["tokenizer"]).passed(&[TOKENS]),
+    elsewhere("approx-prefix-cache-producer", "there is one index, built from what was sent")
+        .passed(&[INDEX]),
     elsewhere(
         "precise-prefix-cache-producer",
         "KV events are not read yet: the index is built from what was sent",
     )
-    .passed(EVENTS),
-    elsewhere("inflight-load-producer", "leases count it, booked with the choice").passed(IN_FLIGHT),
+    .passed(&[EVENTS]),
+    elsewhere("inflight-load-producer", "leases count it, booked with the choice").passed(&[IN_FLIGHT]),
     elsewhere("session-id-producer", "`extract` publishes the session")
-        .passed(&[("headerName", "`extract` says which header names the session")]),
+        .passed(&[&[("headerName", "`extract` says which header names the session")]]),
     elsewhere("agent-identity", "`extract` publishes session and tenant")
-        .passed(&[("additionalSessionHeaders", "`extract` says which headers name the session")]),
+        .passed(&[&[("additionalSessionHeaders", "`extract` says which headers name the session")]]),
     elsewhere("predicted-latency-producer", "latency is learned from answers, without a model")
         .also(&["latency-predictor-producer", "latency-predictor"])
-        .passed(PREDICTED),
-    elsewhere("metrics-data-source", "the scorer scrapes engines").passed(SCRAPE),
-    elsewhere("core-metrics-extractor", "engines are known by the names of their metrics").passed(SCRAPE),
+        .passed(&[PREDICTED]),
+    elsewhere("metrics-data-source", "`signals` has engines scraped").passed(&[SCRAPE]),
+    elsewhere("models-data-source", "`signals.models_path` says where lists of models are").passed(&[SCRAPE]),
+    elsewhere("models-data-extractor", "LoRA adapters are read from lists of models").passed(&[SCRAPE]),
+    elsewhere("core-metrics-extractor", "engines are known by the names of their metrics").passed(&[SCRAPE]),
     elsewhere("endpoint-notification-source", "endpoints come from the pool's list"),
 ];
 
@@ -259,8 +251,6 @@ const NOT_CARRIED: &[(&str, &str)] = &[
     ("endpoint-attribute-filter", "attributes of other exporters (GPU) are not scraped"),
     ("dcgm-data-source", "other exporters are not scraped"),
     ("dcgm-extractor", "other exporters are not scraped"),
-    ("models-data-source", "model lists are not read"),
-    ("models-data-extractor", "model lists are not read"),
     ("models-responder", "a GET of /v1/models is answered by one endpoint"),
     (
         "mm-embeddings-cache-scorer",

@@ -39,6 +39,7 @@ mod schedule;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -118,6 +119,11 @@ impl Engine {
     /// Answers scrapes with this text from now on, whatever the load; with `None` with the truth again.
     pub fn say(&self, metrics: Option<&str>) {
         *self.app.said.lock().unwrap() = metrics.map(str::to_owned);
+    }
+
+    /// Whether scrapes hang from now on; requests are served as before.
+    pub fn fall_silent(&self, is_silent: bool) {
+        self.app.is_silent.store(is_silent, Ordering::Relaxed);
     }
 
     /// Empties the prefix cache.

@@ -1,6 +1,6 @@
 //! The routes, and the small answers: models, health, metrics, faults, records, echo.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -36,6 +36,8 @@ pub(crate) struct App {
     pub(crate) faults: Faults,
     /// What scrapes are told in the place of the truth.
     pub(crate) said: Mutex<Option<String>>,
+    /// Scrapes get no answer.
+    pub(crate) is_silent: AtomicBool,
     life: watch::Sender<Life>,
     ids: AtomicU64,
 }
@@ -47,6 +49,7 @@ impl App {
             log: Arc::new(Log::new(config.requests)),
             faults: Faults::new(config.fault.clone()),
             said: Mutex::new(None),
+            is_silent: AtomicBool::new(false),
             life,
             ids: AtomicU64::new(1),
             config,
@@ -96,6 +99,9 @@ async fn models(State(app): Shared) -> Json<Value> {
 }
 
 async fn metrics(State(app): Shared) -> impl IntoResponse {
+    if app.is_silent.load(Ordering::Relaxed) {
+        std::future::pending::<()>().await;
+    }
     (
         [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")],
         app.said.lock().unwrap().clone().unwrap_or_else(|| app.compute.metrics()),

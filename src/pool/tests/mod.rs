@@ -1,3 +1,5 @@
+mod hot;
+
 use super::*;
 use crate::block;
 use crate::breaker::{Moved, Reason};
@@ -669,4 +671,29 @@ fn a_new_endpoint_whose_metrics_never_come_is_neither_flooded_nor_starved() {
         |seconds: std::ops::Range<usize>| to_new[seconds.clone()].iter().sum::<usize>() * 2 / seconds.len();
     assert!((2..=40).contains(&share(5..15)), "percent at first: {}", share(5..15));
     assert!((5..=40).contains(&share(60..70)), "percent after a minute: {}", share(60..70));
+}
+
+#[test]
+fn what_decided_a_choice_is_said_in_a_few_words() {
+    let mut pool = with(json!({"kind": "EndpointPickerConfig", "plugins": []}), 3);
+    let all = addresses(3);
+    let said = |pool: &mut Pool, id, prompt: &[u64]| {
+        let choice = pool.reserve(id, &ask(prompt), NOW).unwrap();
+        let why = pool.why(&choice, NOW + Duration::from_millis(5));
+        pool.end(id);
+        assert_eq!(why.candidates[0].endpoint, choice.order[0]);
+        assert!(why.candidates[1..].windows(2).all(|two| two[0].explained.total >= two[1].explained.total));
+        why
+    };
+    assert_eq!(said(&mut pool, 1, &[]).because, "it is one of 3 with 3.000, at random");
+    let prompt = blocks(7, 6);
+    pool.hold(&all[1], &prompt);
+    pool.hear(&all[1], &report(NOW, 0, 0.5));
+    let why = said(&mut pool, 2, &prompt);
+    assert_eq!((why.endpoint.as_str(), why.candidates[0].age_ms), (all[1].as_str(), Some(5)));
+    assert!(why.because.contains("prefix-cache-scorer makes +"), "{}", why.because);
+    pool.set_endpoints(&all[..1]).unwrap();
+    assert_eq!(said(&mut pool, 3, &[]).because, "it is the only one that was left");
+    let mut drawn = with(json!("random"), 2);
+    assert_eq!(said(&mut drawn, 1, &[]).because, "it is one of 2 with 1.000, at random");
 }
