@@ -1,4 +1,5 @@
-//! What one decision of the core costs: reading a request, reading an answer, admitting, choosing an endpoint.
+//! What one decision of the core costs: reading a request, reading an answer, admitting, choosing an endpoint; and what
+//! it takes to know engines.
 //!
 //! Natively; in Envoy's V8 the same code takes about 1.6 times as long.
 #![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing, reason = "a benchmark")]
@@ -13,10 +14,11 @@ use weir::breaker::{self, Breaker, Circuit, Config as BreakerConfig, Reason};
 use weir::instant::Instant;
 use weir::limit::{Asked, Limits, Outcome, Store, Verdict};
 use weir::policy::{Demand, Policy};
-use weir::pool::{Ask, Config, Pool};
+use weir::pool::{Ask, Config, Index, Pool};
 use weir::random::Random;
 use weir::request::{self, Dialect};
 use weir::response::{Reader, Usage};
+use weir::signals;
 use weir::wire;
 
 const NOW: Instant = Instant::from_millis(1_000);
@@ -122,6 +124,70 @@ fn choices(c: &mut Criterion) {
     group.finish();
 }
 
+/// What one endpoint is believed to hold: a prompt of 4,096 tokens looked up where half of it is held, among others that
+/// share its first 512; and the memory of a million blocks, which is printed.
+fn index(c: &mut Criterion) {
+    let mut random = Random::new(5);
+    let mut chain = |n: usize| (0..n).map(|_| random.next()).collect::<Vec<u64>>();
+    let shared = chain(32);
+    let prompts: Vec<Vec<u64>> = (0..1_000).map(|_| [shared.clone(), chain(48)].concat()).collect();
+    let mut index = Index::new(1 << 20, 7);
+    prompts.iter().for_each(|prompt| index.insert(&prompt[..64]));
+    let mut turn = 0;
+    c.bench_function("pool/match alone", |b| {
+        b.iter(|| {
+            turn += 1;
+            index.matched(black_box(&prompts[turn % prompts.len()]))
+        });
+    });
+    let before = resident();
+    let mut full = Index::new(usize::MAX, 7);
+    (0..1_000_000 / 48).for_each(|_| full.insert(&[&shared[..], &chain(48)].concat()));
+    if let (Some(before), Some(after)) = (before, resident()) {
+        println!("a million blocks, in prompts of 48 of their own: {} MB", (after - before) >> 20);
+    }
+    drop(full);
+}
+
+/// Bytes of memory that the process has, where the system tells.
+fn resident() -> Option<usize> {
+    const PAGE: usize = 4_096;
+    let pages = std::fs::read_to_string("/proc/self/statm").ok()?;
+    Some(pages.split(' ').nth(1)?.parse::<usize>().ok()? * PAGE)
+}
+
+/// An engine's metrics, with the histograms and counters that nobody wants, as vLLM has them: about 40 KB.
+fn scrapes(c: &mut Criterion) {
+    let labels = r#"engine="0",model_name="meta-llama/Llama-3.1-8B-Instruct""#;
+    let bucket = |n: usize| {
+        format!("vllm:request_time_{}_seconds_bucket{{{labels},le=\"{n}.0\"}} {}.0\n", n / 20, n * 7)
+    };
+    let mut text: String = (0..400).map(bucket).collect();
+    for (name, value) in [
+        ("num_requests_running", "12.0"),
+        ("num_requests_waiting", "3.0"),
+        ("kv_cache_usage_perc", "0.41"),
+        ("prompt_tokens_total", "1.2345e+07"),
+        ("generation_tokens_total", "234567.0"),
+    ] {
+        text += &format!("vllm:{name}{{{labels}}} {value}\n");
+    }
+    let mut group = c.benchmark_group("signals");
+    group.throughput(Throughput::Bytes(text.len() as u64));
+    group.bench_function("one scrape read", |b| b.iter(|| signals::read(black_box(&text))));
+    let (mut pool, _) = pool(100, "least_prefill");
+    let addresses: Vec<String> = pool.addresses().map(str::to_owned).collect();
+    group.throughput(Throughput::Elements(100));
+    group.bench_function("100 endpoints read and heard", |b| {
+        b.iter(|| {
+            for address in &addresses {
+                pool.hear(address, &signals::read(black_box(&text)).report(NOW));
+            }
+        });
+    });
+    group.finish();
+}
+
 /// Stored values in memory.
 #[derive(Default)]
 struct Memory(RefCell<HashMap<String, (Vec<u8>, u32)>>);
@@ -210,5 +276,5 @@ fn breaker(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, requests, answers, limits, choices, breaker);
+criterion_group!(benches, requests, answers, limits, index, scrapes, choices, breaker);
 criterion_main!(benches);

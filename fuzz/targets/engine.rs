@@ -20,6 +20,8 @@ fuzz_target!(|input: &[u8]| {
     for rank in reading.ranks.iter().flatten().map(|(_, rank)| rank) {
         check(rank.waiting.or(rank.running).or(rank.kv_usage), "a rank");
     }
+    let listed = signals::models(input);
+    assert!(listed.is_none_or(|listed| listed.len() <= 4_096), "more adapters than anybody loads");
     let line = text.lines().next().unwrap_or_default();
     if let Some(said) = signals::orca(line) {
         check(said.kv_usage, "kv_usage of a header");

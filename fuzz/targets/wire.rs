@@ -26,6 +26,8 @@ fuzz_target!(|input: &[u8]| {
         if let Some(facts) = wire::read_facts(text) {
             assert_eq!(wire::read_facts(&wire::write_facts(&facts)), Some(facts));
         }
+        let header = wire::explanation(text);
+        assert!(header.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{header:?}");
         let word = wire::one_word(text);
         assert!(word.len() <= 64 && weir_fuzz::is_header_safe(&word));
     }

@@ -54,7 +54,9 @@ impl Engine {
             let engine = shared.clone();
             async move { engine.answer().await }
         };
-        let router = Router::new().route("/metrics", get(answer));
+        const MODELS: &str = r#"{"data":[{"id":"base","parent":null},{"id":"lora","parent":"base"}]}"#;
+        let router =
+            Router::new().route("/metrics", get(answer)).route("/v1/models", get(|| async { MODELS }));
         tokio::spawn(async move { axum::serve(listener, router).await });
         engine
     }
@@ -116,7 +118,10 @@ fn config(engines: &[&Engine]) -> Config {
 }
 
 fn start(engines: &[&Engine]) -> Running {
-    let config = config(engines);
+    start_with(config(engines))
+}
+
+fn start_with(config: Config) -> Running {
     let scorer = Arc::new(Scorer::new(&config).unwrap());
     let signals: Signals = config.signals.unwrap();
     let task = scrape(Arc::clone(&scorer), signals);
@@ -206,4 +211,30 @@ async fn endpoints_that_join_are_scraped_and_those_that_leave_are_not() {
     let asked = one.asked.load(Ordering::Relaxed);
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert!(one.asked.load(Ordering::Relaxed) <= asked + 1, "one under way at the most");
+}
+
+#[tokio::test]
+async fn adapters_are_known_from_the_list_of_models_where_that_is_asked_for() {
+    let (one, two) = (Engine::start(Says::Waiting(1)).await, Engine::start(Says::Nothing).await);
+    let mut config = config(&[&one, &two]);
+    config.choose.policy = json!("lora_affinity");
+    config.signals.as_mut().unwrap().models_path = Some("/v1/models".into());
+    let running = start_with(config);
+    let mut lease = 0;
+    let mut adapter = |name: &str| {
+        lease += 1;
+        let adapter = Some(weir::wire::name_hash(name));
+        let demand = Demand { prompt_tokens: 10, prompt_units: 1, adapter, ..Demand::default() };
+        let ask = Reserve { explain: true, ..Reserve::of("a", lease, &Ask { blocks: &[], demand }) };
+        let why = running.scorer.reserve(&ask).unwrap().why.unwrap();
+        let of = |engine: &Engine| {
+            let all = why["candidates"].as_array().unwrap().iter();
+            let mut its = all.filter(|candidate| candidate["endpoint"] == engine.address);
+            its.next().unwrap()["adapter"].clone()
+        };
+        (of(&one), of(&two))
+    };
+    running.until("heard", |running| running.said(&one).is_some()).await;
+    assert_eq!(adapter("lora"), (json!("resident"), json!(null)), "one that says nothing is unknown");
+    assert_eq!(adapter("other"), (json!("absent"), json!(null)));
 }
