@@ -8,7 +8,7 @@
 
 use crate::breaker::{Outcome, Shut};
 use crate::policy::Demand;
-use crate::pool::{Answered, Ask};
+use crate::pool::{Answered, Ask, Spill};
 use crate::request::{Dialect, Facts, word};
 use crate::response::{Report, Status, Usage};
 use serde::{Deserialize, Serialize};
@@ -71,6 +71,9 @@ pub const CONTROL_PREFIX: &str = "x-weir-";
 
 /// Header: the endpoint that computes the prompt, for the one that answers.
 pub const PREFILLER: &str = "x-prefiller-host-port";
+/// Headers of an answer that came from a later group of endpoints than the first: the priority of the group that should have
+/// served, of the one that did, and why ([`crate::pool::Spilled::name`], or what the attempt before came to).
+pub const SPILLOVER: [&str; 3] = ["x-weir-spillover-from", "x-weir-spillover-to", "x-weir-spillover-reason"];
 /// Header: asks an endpoint to say how it is beside its answer (ORCA).
 pub const ORCA_FORMAT: &str = "endpoint-load-metrics-format";
 
@@ -150,6 +153,9 @@ pub struct Reserved {
     /// The endpoint that is to compute the prompt, where it is another.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill: Option<String>,
+    /// The endpoint is of a later group than the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spill: Option<Spill>,
 }
 
 /// No endpoint of the pool may be sent to.

@@ -61,8 +61,9 @@ fn every_file_parses_and_weir_check_accepts_it() {
 
 #[test]
 fn envoy_itself_accepts_what_is_shipped() {
-    for file in ["envoy/envoy.yaml", "envoy/compare.yaml"] {
+    for file in ["envoy/envoy.yaml", "envoy/compare.yaml", "envoy/backends.yaml"] {
         let mut envoy = Command::new(envoy_binary().unwrap());
+        envoy.env("PROVIDER_API_KEY", "a key");
         envoy.current_dir(repository()).args(["--mode", "validate", "--disable-hot-restart", "-c", file]);
         let output = envoy.output().unwrap();
         assert!(output.status.success(), "{file}: {}", said(&output));

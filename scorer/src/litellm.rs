@@ -5,6 +5,8 @@
 //! | deployments of one `model_name` | a pool, in `pick` and scorer |
 //! | `litellm_params.api_base`, `http://IP:port` | an endpoint |
 //! | `weight`, `rpm`, `tpm`, prices, `max_input_tokens` | its `attributes` |
+//! | `max_parallel_requests` | its `max_in_flight` |
+//! | `order` | its `priority`; those without one come after those with |
 //! | `litellm_params.model`, where it differs | a rule of `extract`'s `rewrite` |
 //! | `router_settings.model_group_alias` | a rule too |
 //! | `routing_strategy` | `choose.policy`, under the same names |
@@ -36,9 +38,18 @@ struct Group {
     attributes: Map<String, Value>,
 }
 
-/// Settings of a deployment that are an endpoint's attributes.
-const ATTRIBUTES: [&str; 6] =
-    ["weight", "rpm", "tpm", "input_cost_per_token", "output_cost_per_token", "max_input_tokens"];
+/// Settings of a deployment, and the attributes of an endpoint that they are.
+const ATTRIBUTES: [(&str, &str); 8] = [
+    ("weight", "weight"),
+    ("rpm", "rpm"),
+    ("tpm", "tpm"),
+    ("input_cost_per_token", "input_cost_per_token"),
+    ("output_cost_per_token", "output_cost_per_token"),
+    ("max_input_tokens", "max_input_tokens"),
+    ("max_parallel_requests", "max_in_flight"),
+    ("order", PRIORITY),
+];
+const PRIORITY: &str = "priority";
 
 /// Reads LiteLLM's configuration; an error says what of it makes no gateway at all.
 pub fn import(document: &Value) -> Result<Imported, Invalid> {
@@ -48,6 +59,7 @@ pub fn import(document: &Value) -> Result<Imported, Invalid> {
     for (nth, deployment) in list.ok_or_else(|| Invalid::new("model_list", "missing"))?.iter().enumerate() {
         add(&mut groups, deployment, &format!("model_list[{nth}]"), &mut left_out);
     }
+    groups.iter_mut().for_each(order);
     let choose = choose(document.get("router_settings"), &mut left_out);
     for (section, value) in document.as_object().into_iter().flatten() {
         if !["model_list", "router_settings"].contains(&section.as_str()) {
@@ -105,12 +117,10 @@ fn add(groups: &mut Vec<Group>, deployment: &Value, at: &str, left_out: &mut Vec
     let mut attributes = Map::new();
     for section in ["model_info", "litellm_params"] {
         for (key, value) in deployment.get(section).and_then(Value::as_object).into_iter().flatten() {
-            if ATTRIBUTES.contains(&key.as_str()) {
-                attributes.insert(key.clone(), value.clone());
+            if let Some((_, own)) = ATTRIBUTES.iter().find(|(theirs, _)| theirs == key) {
+                attributes.insert((*own).to_owned(), value.clone());
             } else if !["model", "api_base", "id"].contains(&key.as_str()) {
-                let why =
-                    if key == "order" { "not carried over: a pool has no order" } else { "not carried over" };
-                left_out.push(Invalid::new(format!("{at}.{section}.{key}"), why));
+                left_out.push(Invalid::new(format!("{at}.{section}.{key}"), "not carried over"));
             }
         }
     }
@@ -118,6 +128,18 @@ fn add(groups: &mut Vec<Group>, deployment: &Value, at: &str, left_out: &mut Vec
         group.attributes.insert(endpoint.clone(), attributes.into());
     }
     group.endpoints.push(endpoint);
+}
+
+/// Where some deployments of a group have an `order`, the others come after them.
+fn order(group: &mut Group) {
+    let given = group.attributes.values().filter_map(|own| own.get(PRIORITY)?.as_u64());
+    let Some(last) = given.max() else { return };
+    for endpoint in &group.endpoints {
+        let own = group.attributes.entry(endpoint.clone()).or_insert_with(|| json!({}));
+        if let Some(own) = own.as_object_mut() {
+            own.entry(PRIORITY).or_insert_with(|| last.saturating_add(1).into());
+        }
+    }
 }
 
 /// `http://10.0.0.1:8000/v1` as an endpoint.
@@ -217,7 +239,7 @@ model_list:
   - model_name: chat
     litellm_params: { model: hosted_vllm/org/chat-7b, api_base: 'http://10.0.0.1:8000/v1', weight: 3, rpm: 60, api_key: os.environ/KEY }
   - model_name: chat
-    litellm_params: { model: hosted_vllm/org/chat-7b, api_base: 'http://10.0.0.2:8000', order: 2 }
+    litellm_params: { model: hosted_vllm/org/chat-7b, api_base: 'http://10.0.0.2:8000', order: 2, max_parallel_requests: 8 }
     model_info: { id: two, input_cost_per_token: 0.000001 }
   - model_name: chat
     litellm_params: { model: azure/chat, api_base: 'https://x.example.com' }
@@ -236,7 +258,12 @@ litellm_settings: { drop_params: true }
         let pick = &config["pick"];
         assert_eq!(pick["pools"][0]["models"], json!(["org/chat-7b"]));
         assert_eq!(pick["pools"][0]["endpoints"], json!(["10.0.0.1:8000", "10.0.0.2:8000"]));
-        assert_eq!(pick["pools"][0]["attributes"]["10.0.0.1:8000"], json!({"weight": 3, "rpm": 60}));
+        let attributes = &pick["pools"][0]["attributes"];
+        assert_eq!(attributes["10.0.0.1:8000"], json!({"weight": 3, "rpm": 60, "priority": 3}));
+        assert_eq!(
+            attributes["10.0.0.2:8000"],
+            json!({"priority": 2, "max_in_flight": 8, "input_cost_per_token": 0.000_001})
+        );
         assert_eq!(pick["pools"][1]["models"], json!(["small"]));
         assert_eq!(
             (&pick["choose"]["policy"], &pick["choose"]["attempts"]),
@@ -253,7 +280,6 @@ litellm_settings: { drop_params: true }
         assert_eq!(pick, &config["scorer"], "both have the same");
         for place in [
             "model_list[0].litellm_params.api_key: ",
-            "model_list[1].litellm_params.order: ",
             "model_list[2].litellm_params.api_base: \"https://x.example.com\" is not http",
             "router_settings.redis_host: ",
             "router_settings.model_group_alias.gpt-5: names no group",
@@ -261,7 +287,7 @@ litellm_settings: { drop_params: true }
         ] {
             assert!(left_out.iter().any(|line| line.starts_with(place)), "{place}: {left_out:?}");
         }
-        assert_eq!(left_out.len(), 6, "{left_out:?}");
+        assert_eq!(left_out.len(), 5, "{left_out:?}");
     }
 
     #[test]

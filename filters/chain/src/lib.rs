@@ -156,6 +156,7 @@ impl Filter for Chain {
         if let Some(meter) = &mut stream.meter {
             self.meter.response_headers(meter, &Part::plain(host, &stream.state), end);
         }
+        self.pick.response_headers(&mut stream.pick, &Part::plain(host, &stream.state), end);
         if let Some(limit) = &mut self.limit {
             limit.response_headers(&mut stream.limit, &Part::plain(host, &stream.state), end);
         }

@@ -6,7 +6,7 @@
 
 use weir::breaker::{Class, Outcome, Reason, retry_after};
 use weir::policy::Wants;
-use weir::pool::Answered;
+use weir::pool::{Answered, Pool, Spill};
 use weir::request::Dialect;
 use weir::response::{Report, Status};
 use weir::signals;
@@ -19,25 +19,48 @@ pub(crate) struct Attempts {
     order: Vec<String>,
     /// So many of them have been spoken of.
     told: usize,
+    /// The list begins with a later group than the first.
+    spill: Option<Spill>,
 }
 
 impl Attempts {
-    pub(crate) fn new(order: Vec<String>) -> Self {
-        Self { order, told: 0 }
+    pub(crate) fn new(order: Vec<String>, spill: Option<Spill>) -> Self {
+        Self { order, told: 0, spill }
     }
 
     /// The attempts before the one at `address`, each once: all of them have failed.
     pub(crate) fn before(&mut self, host: &dyn Host, address: &str) -> Vec<(String, Outcome)> {
         let Some(place) = self.order.iter().position(|own| own == address) else { return Vec::new() };
-        let outcome = |address: &String| {
-            let name = format!("wasm.{}", wire::attempt(address));
-            let left = host.text(&["filter_state", &name]).and_then(|line| Outcome::read(&line));
-            (address.clone(), left.unwrap_or(Outcome::failed(Reason::Reset)))
-        };
+        let outcome = |address: &String| (address.clone(), left(host, address));
         let failed = self.order.get(self.told..place).unwrap_or_default().iter().map(outcome).collect();
         self.told = self.told.max(place);
         failed
     }
+
+    /// Which group should have served where the endpoint at `address`, of a later one, did; that one; and why.
+    pub(crate) fn spillover(
+        &self,
+        host: &dyn Host,
+        pool: &Pool,
+        address: &str,
+    ) -> Option<(u32, u32, String)> {
+        let to = pool.priority(address)?;
+        if let Some(Spill { from, reason, .. }) = self.spill {
+            return Some((from, to, reason.name().to_owned()));
+        }
+        let from = pool.priority(self.order.first()?)?;
+        let before = self.order.iter().position(|own| own == address)?.checked_sub(1)?;
+        let outcome = left(host, self.order.get(before)?).write();
+        let cause = outcome.split(' ').next().unwrap_or_default();
+        (from != to).then(|| (from, to, cause.to_owned()))
+    }
+}
+
+/// What an attempt at `address`, which failed, has left behind.
+fn left(host: &dyn Host, address: &str) -> Outcome {
+    let name = format!("wasm.{}", wire::attempt(address));
+    let line = host.text(&["filter_state", &name]);
+    line.and_then(|line| Outcome::read(&line)).unwrap_or(Outcome::failed(Reason::Reset))
 }
 
 /// The endpoint of the last attempt; there is none where Envoy answered before any.

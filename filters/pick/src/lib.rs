@@ -32,7 +32,7 @@ use std::time::Duration;
 use weir::breaker::{Class, Moved, Outcome, Shut, Standing};
 use weir::invalid::Invalid;
 use weir::policy::{Candidate, Demand};
-use weir::pool::{Answered, Ask, Choice, LeaseId, Pools};
+use weir::pool::{Answered, Ask, Choice, LeaseId, Pools, Spill};
 use weir::random::Random;
 use weir::request::{Dialect, Facts, Refusal};
 use weir::wire::{self, Event, Reserve};
@@ -70,6 +70,7 @@ struct PoolMetrics {
     trips: Metric,
     shut: Metric,
     retries: Metric,
+    spillovers: Metric,
     out: Metric,
     probes: Metric,
     silent: Metric,
@@ -83,6 +84,7 @@ impl PoolMetrics {
             trips: define(Kind::Counter, "breaker_trips_total"),
             shut: define(Kind::Counter, "breaker_shut_total"),
             retries: define(Kind::Counter, "breaker_retries_total"),
+            spillovers: define(Kind::Counter, "pick_spillovers_total"),
             out: define(Kind::Gauge, "breaker_out"),
             probes: define(Kind::Gauge, "breaker_probes"),
             silent: define(Kind::Gauge, "pick_silent"),
@@ -141,6 +143,7 @@ impl Filter for Pick {
     const NAME: &'static str = "weir-pick";
     const CALLBACKS: &'static [Callback] = &[
         Callback::RequestHeaders,
+        Callback::ResponseHeaders,
         Callback::ResponseBody,
         Callback::Reply,
         Callback::Log,
@@ -240,8 +243,22 @@ impl Filter for Pick {
             policy: wire::one_word(&reserved.policy).into(),
             probe: reserved.probe,
             prefill,
+            spill: reserved.spill,
         };
         self.booked(stream, host, &asking, choice, Source::Scorer)
+    }
+
+    fn response_headers(&mut self, stream: &mut Stream, host: &dyn Host, _end: bool) {
+        let Some(lease) = stream.lease else { return };
+        let Some((_, pool)) = self.pools.get(lease.pool).filter(|(_, pool)| pool.spills()) else { return };
+        let Some(served) = attempts::served(host) else { return };
+        let Some((from, to, reason)) = stream.attempts.spillover(host, pool, &served) else { return };
+        if let Some(metrics) = self.metrics.pools.get(lease.pool) {
+            host.add(metrics.spillovers, 1);
+        }
+        for (header, value) in wire::SPILLOVER.into_iter().zip([from.to_string(), to.to_string(), reason]) {
+            host.set_header(Of::Response, header, &value);
+        }
     }
 
     fn response_body(&mut self, stream: &mut Stream, host: &dyn Host, piece: Body) {
@@ -577,7 +594,7 @@ impl Pick {
         host.set_header(Of::Request, wire::DESTINATION, &choice.order.join(","));
         // Beyond the list Envoy would send retries wherever it likes.
         host.set_header(Of::Request, wire::MAX_RETRIES, &choice.order.len().saturating_sub(1).to_string());
-        let Choice { order, candidate, policy, probe, prefill } = choice;
+        let Choice { order, candidate, policy, probe, prefill, spill } = choice;
         let endpoint = order.first().map_or("", String::as_str);
         let mut line = format!(
             "endpoint={endpoint} by={source} policy={policy} prompt_tokens={} cached_tokens={} queued_tokens={} in_flight={}",
@@ -590,6 +607,9 @@ impl Pick {
         if probe {
             line += " probe=1";
         }
+        if let Some(Spill { to, reason, .. }) = spill {
+            line += &format!(" spillover_to={to} spillover_reason={}", reason.name());
+        }
         host.set_property(wire::PICK, line.as_bytes());
         if self.peers.any() {
             let ask = asking.facts.ask(&asking.blocks);
@@ -599,7 +619,7 @@ impl Pick {
             }
             self.peers.send(host, &message);
         }
-        stream.attempts = Attempts::new(order);
+        stream.attempts = Attempts::new(order, spill);
         stream.lease = Some(lease);
         Flow::Continue
     }

@@ -90,6 +90,7 @@ impl Scorer {
             in_flight: choice.candidate.in_flight,
             policy: choice.policy.into(),
             probe: choice.probe,
+            spill: choice.spill,
             shut: None,
         })
     }
