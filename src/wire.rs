@@ -35,6 +35,9 @@ pub const SLO: [[&str; 2]; 2] =
 pub const ACCEPT_ENCODING: &str = "accept-encoding";
 /// Header: the length of a body.
 pub const CONTENT_LENGTH: &str = "content-length";
+/// Headers by which a request says that it was tried before, and the number of the first try: of the OpenAI and Anthropic
+/// libraries, and of an Envoy in front.
+pub const RETRIES: [(&str, u32); 2] = [("x-stainless-retry-count", 0), ("x-envoy-attempt-count", 1)];
 /// Header: where `override_host` sends the request, an ordered list.
 pub const DESTINATION: &str = "x-gateway-destination-endpoint";
 
@@ -343,6 +346,7 @@ pub fn write_facts(facts: &Facts) -> String {
         ("thinking_tokens", facts.thinking_tokens),
         ("slo_ttft_ms", facts.slo_ttft_ms),
         ("slo_tpot_ms", facts.slo_tpot_ms),
+        ("retries", Some(facts.retries).filter(|retries| *retries > 0)),
     ] {
         if let Some(number) = number {
             let _ = write!(line, " {key}={number}");
@@ -389,6 +393,7 @@ pub fn read_facts(line: &str) -> Option<Facts> {
             ("thinking_tokens", n) => facts.thinking_tokens = Some(number(n)?),
             ("slo_ttft_ms", n) => facts.slo_ttft_ms = Some(number(n)?),
             ("slo_tpot_ms", n) => facts.slo_tpot_ms = Some(number(n)?),
+            ("retries", n) => facts.retries = number(n)?,
             ("explain", "1") => facts.explain = true,
             ("priority", n) => facts.priority = Some(n.parse().ok().filter(|i: &i32| i.to_string() == n)?),
             ("tenant", hash) => facts.tenant = Some(read_hash(hash)?),
@@ -442,6 +447,7 @@ impl Facts {
             adapter: self.base_model.as_ref().and(self.model.as_deref()).map(name_hash),
             slo_ttft_ms: self.slo_ttft_ms,
             slo_tpot_ms: self.slo_tpot_ms,
+            retried: self.retries > 0,
         };
         Ask { blocks, demand }
     }
@@ -571,6 +577,7 @@ mod tests {
             thinking_tokens: Some(3),
             slo_ttft_ms: Some(250),
             slo_tpot_ms: Some(u32::MAX),
+            retries: 2,
             explain: true,
             priority: Some(-4),
             objective: Some("batch".into()),

@@ -31,6 +31,9 @@ pub struct Demand {
     /// Milliseconds per token that the client asks for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slo_tpot_ms: Option<u32>,
+    /// It has been tried before, by the client's library or by a proxy on the way here.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub retried: bool,
 }
 
 /// What an engine says of itself. What it does not say is unknown, which is never zero.

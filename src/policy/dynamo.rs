@@ -108,6 +108,7 @@ mod tests {
         adapter: None,
         slo_ttft_ms: None,
         slo_tpot_ms: None,
+        retried: false,
     };
 
     /// The three workers of Dynamo's documentation: blocks of the prompt cached, blocks held.

@@ -14,6 +14,7 @@ pub(super) const DEMAND: Demand = Demand {
     adapter: None,
     slo_ttft_ms: None,
     slo_tpot_ms: None,
+    retried: false,
 };
 
 /// Has somebody meet these endpoints.

@@ -109,7 +109,9 @@ impl Pool {
             match reason {
                 None => way.levels.push(Level { priority, places }),
                 // Nothing further to look at: this is how the whole pool stands.
-                Some(_) if self.groups.len() == 1 => return Self::last(gate, priority, places, unable),
+                Some(_) if self.groups.len() == 1 => {
+                    return self.last(gate, priority, places, unable, demand, now);
+                }
                 Some(_) => {}
             }
         }
@@ -117,13 +119,26 @@ impl Pool {
             return way;
         }
         let (gate, places, unable) = self.group(None, demand, now);
-        Self::last(gate, self.groups.first().copied().unwrap_or(0), places, unable)
+        self.last(gate, self.groups.first().copied().unwrap_or(0), places, unable, demand, now)
     }
 
     /// Where a request may go when no group can serve it.
-    fn last(gate: Gate, priority: u32, places: Vec<usize>, unable: Option<Spilled>) -> Way {
+    fn last(
+        &self,
+        gate: Gate,
+        priority: u32,
+        places: Vec<usize>,
+        unable: Option<Spilled>,
+        demand: &Demand,
+        now: Instant,
+    ) -> Way {
         const SOON: Duration = Duration::from_secs(1);
         let gate = match gate {
+            // An attempt at what is out is made for a request, and not for each time that somebody sends it again.
+            Gate::LeastBad if demand.retried => {
+                let waits = self.endpoints.iter().map(|endpoint| endpoint.circuit.free_at().since(now));
+                Gate::Shut(Shut { wait: waits.min().unwrap_or(SOON), status: 503 })
+            }
             Gate::Open if places.is_empty() && unable == Some(Spilled::Full) => {
                 Gate::Shut(Shut { wait: SOON, status: 429 })
             }

@@ -63,6 +63,7 @@ pub struct Caller {
     objective: Option<String>,
     /// What was read under which of [`wire::SLO`]'s names, and the milliseconds.
     slo: [Option<(usize, u32)>; 2],
+    retries: u32,
 }
 
 impl Caller {
@@ -78,6 +79,13 @@ impl Caller {
         first(&mut self.session, &config.session_headers, Kind::Session);
         if name == wire::OBJECTIVE {
             self.objective = word(value);
+        }
+        for (header, first) in wire::RETRIES {
+            // Both may be there: a library behind a proxy.
+            if name == header {
+                let tries = value.parse().unwrap_or(0_u32).saturating_sub(first);
+                self.retries = self.retries.saturating_add(tries);
+            }
         }
         for (held, names) in self.slo.iter_mut().zip(wire::SLO) {
             // What is no number of milliseconds is no objective: neither 0 nor one too large for any clock.
@@ -100,6 +108,10 @@ impl Caller {
     /// The objective of that place in [`wire::SLO`].
     pub(super) fn slo_ms(&self, at: usize) -> Option<u32> {
         self.slo.get(at).copied().flatten().map(|(_, ms)| ms)
+    }
+
+    pub(super) fn retries(&self) -> u32 {
+        self.retries
     }
 
     pub(super) fn objective(&self) -> Option<String> {

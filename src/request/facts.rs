@@ -32,6 +32,8 @@ pub struct Facts {
     pub slo_ttft_ms: Option<u32>,
     /// Milliseconds per further token that it asks for.
     pub slo_tpot_ms: Option<u32>,
+    /// How often it has been tried before, by the client's library or by a proxy on the way here, as they say.
+    pub retries: u32,
     /// Somebody who may is to be told why the request went where it did.
     pub explain: bool,
     /// vLLM's priority: lower comes first.
@@ -64,6 +66,7 @@ impl Facts {
             thinking_tokens: None,
             slo_ttft_ms: None,
             slo_tpot_ms: None,
+            retries: 0,
             explain: false,
             priority: None,
             objective: None,
@@ -87,6 +90,7 @@ impl Facts {
             priority: body.priority(),
             slo_ttft_ms: caller.slo_ms(0),
             slo_tpot_ms: caller.slo_ms(1),
+            retries: caller.retries(),
             objective: caller.objective(),
             tier: body.service_tier.as_deref().and_then(word),
             tenant: caller.tenant(),

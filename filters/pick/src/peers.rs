@@ -251,6 +251,8 @@ impl Rest<'_> {
             adapter,
             slo_ttft_ms,
             slo_tpot_ms,
+            // It has been let in, where that counted.
+            retried: false,
         })
     }
 

@@ -49,6 +49,9 @@ pub struct Request {
     /// Milliseconds per further token that it asks for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slo_tpot_ms: Option<u32>,
+    /// How often it was tried before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retries: Option<u32>,
     /// vLLM's priority.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<i32>,
@@ -113,6 +116,7 @@ fn told(reading: Reading<'_>) -> Request {
         priority: facts.priority,
         slo_ttft_ms: facts.slo_ttft_ms,
         slo_tpot_ms: facts.slo_tpot_ms,
+        retries: Some(facts.retries).filter(|retries| *retries > 0),
         objective: facts.objective,
         tier: facts.tier,
         tenant: hash(facts.tenant),
