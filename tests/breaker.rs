@@ -393,6 +393,35 @@ async fn in_a_full_outage_attempts_per_request_stay_below_the_budget() {
     }
 }
 
+/// A library that tries 3 times, over a proxy that tries 4 times, over this gateway, which may try 4: 48 attempts of each
+/// request, and three times as many if the endpoint has a router of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn layers_that_retry_do_not_multiply_attempts() {
+    const REQUESTS: usize = 40;
+    let four: Edit =
+        Box::new(|envoy| filter_config(envoy, "pick", |pick| pick["choose"]["attempts"] = json!(4)));
+    let (gateway, endpoints) = scripted::<4>(Setup::default(), Some(four)).await;
+    endpoints.iter().for_each(|endpoint| endpoint.says(says(500, &[], "{}")));
+    let began = Instant::now();
+    let mut told = 0;
+    for _ in 0..REQUESTS {
+        for (library, proxy) in (0..3).flat_map(|library| (1..=4).map(move |proxy| (library, proxy))) {
+            let request = gateway.client.post(format!("{}/v1/chat/completions", gateway.url));
+            let request =
+                request.header("x-stainless-retry-count", library).header("x-envoy-attempt-count", proxy);
+            let answer = request.json(&chat(MODELS[0], "hello", 8)).send().await.unwrap();
+            assert!([500, 503].contains(&answer.status().as_u16()), "{}", answer.status());
+            told += usize::from(answer.headers().contains_key("retry-after"));
+        }
+    }
+    let attempts: usize = heard(&endpoints).iter().sum();
+    // One for each request; those that tripped the endpoints; what each of two workers had saved for retries, and gets a second.
+    let most = REQUESTS + 4 * 5 + 2 * (20 + began.elapsed().as_secs() as usize);
+    assert!(attempts <= most, "{attempts} attempts of {REQUESTS} requests, {most} at the most");
+    assert!(told >= REQUESTS * 6, "{told} times somebody was told when to come again");
+    gateway.quiet(SOON).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_trip_that_one_gateway_sees_is_acted_on_by_the_other() {
     let edit_scorer: Edit = Box::new(|scorer| {

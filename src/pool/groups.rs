@@ -289,6 +289,23 @@ mod tests {
         assert_eq!(pool.reserve(6, &ask(50), NOW).unwrap().order[0], all[0]);
     }
 
+    #[test]
+    fn what_was_tried_before_gets_no_last_attempt_where_all_are_out() {
+        let (mut pool, all) = pool(&[0, 0], |_, _| {});
+        for (id, address) in [(0, 0), (1, 0), (2, 1), (3, 1)] {
+            pool.attempted(id, &all[address], &Outcome::failed(Reason::Connect), NOW);
+        }
+        let again = Demand { retried: true, ..Demand::default() };
+        let ask = |demand| Ask { blocks: &[], demand };
+        let later = NOW + Duration::from_secs(2);
+        assert_eq!(pool.reserve(4, &ask(again), later), None);
+        let shut = Shut { wait: Duration::from_secs(3), status: 503 };
+        assert_eq!(pool.shut(&again, later), Some(shut));
+        assert_eq!(pool.reserve(5, &ask(Demand::default()), later).unwrap().order.len(), 1);
+        let due = NOW + Duration::from_secs(6);
+        assert!(pool.reserve(6, &ask(again), due).unwrap().probe, "as good a probe as any");
+    }
+
     /// Whatever fails, a request goes to a later group only if nobody of an earlier one could have taken it.
     #[test]
     fn no_request_is_spilled_that_an_earlier_group_could_have_served() {

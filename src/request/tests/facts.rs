@@ -57,6 +57,19 @@ fn objectives_in_milliseconds_are_read_under_both_names_and_nonsense_is_none() {
 }
 
 #[test]
+fn what_was_tried_before_says_so() {
+    let retries = |headers: &[(&str, &str)]| facts(headers, "", &Config::default()).retries;
+    assert_eq!(retries(&[]), 0);
+    assert_eq!(retries(&[("x-stainless-retry-count", "0"), ("x-envoy-attempt-count", "1")]), 0);
+    assert_eq!(retries(&[("x-stainless-retry-count", "2")]), 2);
+    assert_eq!(retries(&[("x-envoy-attempt-count", "3"), ("x-stainless-retry-count", "1")]), 3);
+    for wrong in ["", "-1", "many", "99999999999999999999"] {
+        assert_eq!(retries(&[("x-stainless-retry-count", wrong)]), 0, "{wrong}");
+    }
+    assert_eq!(retries(&[("x-stainless-retry-count", "4294967295"), ("x-envoy-attempt-count", "9")]), u32::MAX);
+}
+
+#[test]
 fn tenants_sessions_and_users_are_told_apart_and_not_told() {
     let config = Config::default();
     let session = |headers: &[(&str, &str)], more: &str| facts(headers, more, &config).session;
