@@ -124,3 +124,71 @@ async fn an_end_that_a_hung_scorer_did_not_hear_is_told_again() {
     let left = gateway.scorer_leases().await.unwrap();
     waited.unwrap_or_else(|_| panic!("{left} leases are left"));
 }
+
+/// Asks for the same long prompt; gives the endpoint that the scorer chose, or nothing where it was late.
+async fn sent_by_scorer(gateway: &Gateway, prompt: &str) -> Option<String> {
+    let answer = gateway.chat(&chat(MODELS[0], prompt, 2)).await.unwrap();
+    assert_eq!(answer.status(), 200);
+    let line = gateway.logged(&request_id(&answer)).await.unwrap();
+    let pick = fields(&line, "pick");
+    (pick["by"] == "scorer").then(|| pick["endpoint"].clone())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_endpoint_that_leaves_the_list_keeps_its_streams_and_comes_back_without_its_fans() {
+    let setup = Setup { engines: [3, 1], scorer: true, ..Setup::default() };
+    let gateway = Gateway::start(setup).await.unwrap();
+    let scorer = gateway.scorer.as_ref().unwrap();
+    let prompt = "the same long prompt ".repeat(300);
+    let mut place = None;
+    rig::wait_until("an engine holds the prefix", Duration::from_secs(20), async || {
+        place = sent_by_scorer(&gateway, &prompt).await;
+        place.is_some()
+    })
+    .await
+    .unwrap();
+    let place = place.unwrap();
+    assert_eq!(sent_by_scorer(&gateway, &prompt).await.unwrap_or_else(|| place.clone()), place);
+
+    // A stream that is open there while the endpoint is taken off the list.
+    let mut body = chat(MODELS[0], &prompt, 1_500);
+    body["stream"] = true.into();
+    let mut stream = gateway.chat(&body).await.unwrap();
+    let mut read = stream.chunk().await.unwrap().unwrap().to_vec();
+    let whole = std::fs::read_to_string(&scorer.config).unwrap();
+    let mut without: serde_json::Value = serde_json::from_str(&whole).unwrap();
+    without["pools"][0]["endpoints"].as_array_mut().unwrap().retain(|endpoint| *endpoint != *place);
+    let listed = async |wanted: bool| {
+        let what = format!("the scorer has it: {wanted}");
+        let is_so = async || {
+            rig::get(&scorer.url, "/v1/loads").await.is_ok_and(|loads| loads.contains(&place) == wanted)
+        };
+        rig::wait_until(&what, Duration::from_secs(20), is_so).await.unwrap();
+    };
+    let replace = |text: &str| {
+        let new = scorer.config.with_extension("new");
+        std::fs::write(&new, text).unwrap();
+        std::fs::rename(new, &scorer.config).unwrap();
+    };
+    replace(&without.to_string());
+    listed(false).await;
+    let elsewhere = async || {
+        let mut told = 0;
+        while told < 6 {
+            let Some(sent) = sent_by_scorer(&gateway, &prompt).await else { continue };
+            assert_ne!(sent, place);
+            told += 1;
+        }
+    };
+    elsewhere().await;
+    while let Some(piece) = stream.chunk().await.unwrap() {
+        read.extend_from_slice(&piece);
+    }
+    assert!(read.ends_with(b"data: [DONE]\n\n"), "the stream ends well");
+
+    // It is back, at the same address: what was believed of its cache has gone with it.
+    replace(&whole);
+    listed(true).await;
+    elsewhere().await;
+    gateway.quiet(Duration::from_secs(10)).await.unwrap();
+}

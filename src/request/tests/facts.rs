@@ -66,7 +66,10 @@ fn what_was_tried_before_says_so() {
     for wrong in ["", "-1", "many", "99999999999999999999"] {
         assert_eq!(retries(&[("x-stainless-retry-count", wrong)]), 0, "{wrong}");
     }
-    assert_eq!(retries(&[("x-stainless-retry-count", "4294967295"), ("x-envoy-attempt-count", "9")]), u32::MAX);
+    assert_eq!(
+        retries(&[("x-stainless-retry-count", "4294967295"), ("x-envoy-attempt-count", "9")]),
+        u32::MAX
+    );
 }
 
 #[test]
