@@ -177,6 +177,8 @@ fn choose(settings: Option<&Value>, left_out: &mut Vec<Invalid>) -> Value {
                 choose.insert("attempts".into(), value.as_u64().unwrap_or(0).saturating_add(1).into());
             }
             "allowed_fails" | "cooldown_time" if value.is_u64() => {}
+            // What it turns on is always done here: `max_input_tokens` is kept to.
+            "enable_pre_call_checks" if *value == Value::Bool(true) => {}
             "model_group_alias" => {}
             _ => left_out.push(Invalid::new(at, "not carried over")),
         }

@@ -217,3 +217,20 @@ fn an_envoys_reason_is_added_with_its_path() {
     let missing = check::file(&folder.path().join("f.yaml"), Some(&folder.path().join("nowhere")));
     assert!(missing.errors.iter().any(|error| error.why.contains("cannot be asked")), "{missing:?}");
 }
+
+#[test]
+fn engines_that_cannot_be_asked_through_their_cluster_are_warned_of() {
+    let asks = |pool: &str| {
+        let pick = r#"{"pools": [{"name": "a", "models": ["m"], "endpoints": ["127.0.0.1:9001"]}]}"#;
+        let asking = format!(r#"{{"pools": [{{"name": "a", "models": ["m"], {pool}}}], "signals": {{}}}}"#);
+        let report = with(GOOD, pick, &asking);
+        assert!(report.errors.is_empty(), "{report:#?}");
+        report.warnings.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let good = r#""cluster": "backends", "endpoints": ["127.0.0.1:9001"]"#;
+    assert_eq!(asks(good), [""; 0]);
+    let nobody = asks(r#""endpoints": ["127.0.0.1:9001"]"#).remove(0);
+    assert!(nobody.contains("pools[0].cluster: no static cluster is named \"a\""), "{nobody}");
+    let other = asks(r#""cluster": "backends", "endpoints": ["127.0.0.1:9001", "127.0.0.1:9002"]"#);
+    assert!(other[0].contains("pools[0].endpoints[1]: 127.0.0.1:9002 is not in cluster"), "{other:?}");
+}

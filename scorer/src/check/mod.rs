@@ -5,6 +5,7 @@
 //! a filter by the filter's own `Config`, the rest of an Envoy document by the fields of Envoy's messages, and where
 //! an Envoy is at hand by that too. Every message is `FILE: path: why`, and all of them are given.
 
+mod clusters;
 mod envoy;
 mod fields;
 mod filters;
@@ -89,6 +90,7 @@ fn document(document: &Value, at: &str, report: &mut Report) {
     } else if map.keys().any(|key| is_bootstraps(&key)) {
         report.is_bootstrap = true;
         walk::Walk::new(report).value(document, bootstrap, at);
+        clusters::check(map, report);
     } else if ["resources", "@type", "typed_config"].iter().any(|field| map.contains_key(*field)) {
         walk::Walk::new(report).value(document, None, at);
     } else if map.keys().any(|key| near_scorers(&key)) {

@@ -4,6 +4,8 @@
 use super::*;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+#[cfg(target_arch = "wasm32")]
+use wasm_bindgen_test::wasm_bindgen_test as test;
 
 const ENGINES: usize = 8;
 const SLOTS: usize = 4;
