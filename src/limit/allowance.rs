@@ -12,8 +12,9 @@
 //! then a request that does not fit waits for one call, and all that is left of the limit can be used by whoever asks.
 
 use super::claim::{Claimed, Grant};
-use super::window::{Span, read_number, write_number};
+use super::window::Span;
 use crate::instant::Instant;
+use crate::varint::{read_number, write_number};
 use std::time::Duration;
 
 /// What a proxy may use of one key.
