@@ -24,6 +24,10 @@ pub const BASE_MODEL: &str = "x-gateway-base-model-name";
 pub const OBJECTIVE: &str = "x-llm-d-inference-objective";
 /// Header of clients, or of whoever authenticates them: the tenant, as llm-d has it.
 pub const FAIRNESS_ID: &str = "x-llm-d-inference-fairness-id";
+/// Header of answers: why a request was not admitted, in llm-d's words.
+pub const DROPPED_REASON: &str = "x-llm-d-request-dropped-reason";
+/// Header of requests and answers: a budget that is past its soft stage, `NAME; used=83%`.
+pub const BUDGET: &str = "x-weir-budget";
 /// Header: what codings the client reads.
 pub const ACCEPT_ENCODING: &str = "accept-encoding";
 /// Header: the length of a body.

@@ -78,6 +78,11 @@ impl Allowance {
         self.parts.get(part).filter(|_| now < self.until).map_or(0, |part| part.amount)
     }
 
+    /// Whether what was granted holds.
+    pub(super) fn holds(&self, now: Instant) -> bool {
+        now < self.until
+    }
+
     /// What others have used of a part, as last heard; zero when that is too long ago.
     pub(super) fn others(&self, part: usize, now: Instant) -> u64 {
         self.parts.get(part).filter(|_| now < self.until).map_or(0, |part| part.others)

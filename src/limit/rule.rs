@@ -1,9 +1,11 @@
 //! The configuration of limits, and what is made of it once it has been checked.
 
-use super::cost::{self, TOKEN, fits};
+use super::cost::{self, Spend, TOKEN, fits};
 use super::key::{Asked, Identity, Part};
+use super::money::{MONEY, Money};
 use super::window::Span;
 use crate::invalid::Invalid;
+use crate::queue::Order;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::num::{NonZeroU32, NonZeroU64};
@@ -29,6 +31,10 @@ pub struct Config {
     /// Whether answers carry `x-ratelimit-…` or `anthropic-ratelimit-…` headers.
     #[serde(default = "Config::headers")]
     pub headers: bool,
+    /// The priorities of objectives, as clients name them in `x-llm-d-inference-objective`. Higher goes first; negative: shed
+    /// at once when a limit's slots are taken. Any other objective, or none, is 0.
+    #[serde(default)]
+    pub objectives: BTreeMap<String, i32>,
     /// With whom the limits are shared; without this each proxy has them for itself.
     #[serde(default)]
     pub share: Option<Share>,
@@ -156,6 +162,9 @@ pub struct Limit {
     /// Most requests at once. Without it there is no bound.
     #[serde(default)]
     pub max_in_flight: Option<NonZeroU32>,
+    /// What becomes of requests that find no slot; without it they are refused.
+    #[serde(default)]
+    pub queue: Option<Queue>,
     /// Keys that are counted at a time, up to 2^20: memory is bounded by it. When more are in use, those that have used
     /// least are forgotten.
     #[serde(default = "Limit::max_keys")]
@@ -169,6 +178,40 @@ impl Limit {
     }
 }
 
+/// Where requests wait for one of `max_in_flight` slots.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Queue {
+    /// Most that wait per key of the limit, 1 to 1,000.
+    pub size: NonZeroU32,
+    /// Milliseconds that each waits at the most; at most an hour.
+    pub timeout_ms: NonZeroU64,
+    /// Who takes turns: requests with the same values are one client's.
+    pub fair_by: Vec<Part>,
+    /// How they take turns.
+    pub order: Order,
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        const SIZE: NonZeroU32 = NonZeroU32::new(100).unwrap();
+        const TIMEOUT_MS: NonZeroU64 = NonZeroU64::new(10_000).unwrap();
+        Self { size: SIZE, timeout_ms: TIMEOUT_MS, fair_by: vec![Part::Tenant], order: Order::default() }
+    }
+}
+
+impl Queue {
+    fn check(&self) -> Result<(), Invalid> {
+        if self.size.get() > MOST_WAITING {
+            return Err(Invalid::new("size", format!("{} is above {MOST_WAITING}", self.size)));
+        }
+        if self.timeout_ms.get() > 3_600_000 {
+            return Err(Invalid::new("timeout_ms", format!("{} is above 3600000, an hour", self.timeout_ms)));
+        }
+        check_key(&self.fair_by, "fair_by")
+    }
+}
+
 /// What requests fit. All that is given must.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
@@ -179,21 +222,26 @@ pub struct When {
     pub headers: BTreeMap<String, Vec<String>>,
 }
 
-/// So much per so long: either `tokens` or `requests`.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
+/// So much per so long: one of `tokens`, `requests` and `money`.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct Quantity {
     /// Tokens, weighted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens: Option<NonZeroU64>,
-    /// Requests, whatever comes of them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Requests.
     pub requests: Option<NonZeroU64>,
-    /// Seconds, up to 366 days.
-    pub per_s: NonZeroU32,
-    /// A quota: when it is used up the answer is 403, which clients do not retry, instead of 429.
-    #[serde(default)]
+    /// Money, by `cost.prices`. It is a quota.
+    pub money: Option<Money>,
+    /// Length of the window in seconds, at most 366 days.
+    pub per_s: Option<NonZeroU32>,
+    /// In the place of `per_s`: what was used is never forgotten.
+    pub total: bool,
+    /// When it is used up the answer is 403, which clients do not retry, instead of 429.
     pub quota: bool,
+    /// When so much of it is used, 1 to 99 percent, request and answer say so.
+    pub soft_percent: Option<u8>,
+    /// From then on requests have this objective: another priority, and what routes make of the header.
+    pub demote: Option<String>,
 }
 
 /// What a window counts.
@@ -203,14 +251,17 @@ pub enum Unit {
     Tokens,
     /// Requests.
     Requests,
+    /// Billionths of a unit of money.
+    Money,
 }
 
 impl Unit {
     /// What a request of this cost counts.
-    pub(super) fn amount(self, cost: u64) -> u64 {
+    pub(super) fn amount(self, cost: Spend) -> u64 {
         match self {
-            Self::Tokens => cost,
+            Self::Tokens => cost.tokens,
             Self::Requests => 1,
+            Self::Money => cost.money,
         }
     }
 
@@ -219,6 +270,7 @@ impl Unit {
         match self {
             Self::Tokens => TOKEN,
             Self::Requests => 1,
+            Self::Money => MONEY,
         }
     }
 
@@ -227,19 +279,32 @@ impl Unit {
         match self {
             Self::Tokens => "tokens",
             Self::Requests => "requests",
+            Self::Money => "money",
         }
     }
 }
 
 /// A window of a rule.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Window {
     pub(super) unit: Unit,
     /// In the unit.
     pub(super) limit: u64,
+    /// 0: for ever.
     pub(super) secs: u32,
     pub(super) span: Span,
     pub(super) quota: bool,
+    pub(super) soft_percent: Option<u8>,
+    pub(super) demote: Option<String>,
+}
+
+/// Where requests of a rule wait.
+#[derive(Clone, Debug)]
+pub(super) struct Waiting {
+    pub(super) size: usize,
+    pub(super) timeout: Duration,
+    pub(super) fair_by: Vec<Part>,
+    pub(super) order: Order,
 }
 
 /// A limit that has been checked.
@@ -251,6 +316,7 @@ pub(super) struct Rule {
     unless: When,
     pub(super) windows: Vec<Window>,
     pub(super) max_in_flight: Option<NonZeroU32>,
+    pub(super) queue: Option<Waiting>,
     pub(super) lease: Span,
     /// Other proxies count for it too.
     pub(super) shared: bool,
@@ -264,6 +330,8 @@ pub(super) struct Rule {
 
 const MOST_SECS: u32 = 366 * 86_400;
 const MOST_KEYS: u32 = 1 << 20;
+/// All of a line is read and written with every request of its key while somebody waits.
+const MOST_WAITING: u32 = 1_000;
 /// Beyond this sums of thousandths could overflow.
 const MOST_AMOUNT: u64 = 1 << 50;
 /// A book holds twice as many accounts as there are keys per book, so that chance leaves none full.
@@ -282,9 +350,11 @@ impl Rule {
         if limit.max_keys.get() > MOST_KEYS {
             return Err(Invalid::new("max_keys", format!("{} is above {MOST_KEYS}", limit.max_keys)));
         }
-        for (at, part) in limit.key.iter().enumerate() {
-            if let Part::Header(name) = part {
-                check_header(name).map_err(|invalid| invalid.within(&format!("key[{at}].header")))?;
+        check_key(&limit.key, "key")?;
+        if let Some(queue) = &limit.queue {
+            queue.check().map_err(|invalid| invalid.within("queue"))?;
+            if limit.max_in_flight.is_none() {
+                return Err(Invalid::new("queue", "without max_in_flight there is nothing to wait for"));
             }
         }
         for (side, when) in [("when", &limit.when), ("unless", &limit.unless)] {
@@ -302,7 +372,11 @@ impl Rule {
         };
         let lengths: Vec<_> = windows.iter().map(|window| (window.unit.name(), window.secs)).collect();
         let form = format!("{} {:?} {lengths:?}", limit.name, limit.key);
-        let own_form = format!("{form} {books} {lease_ms}");
+        let line = limit.queue.as_ref().map(|queue| queue.order);
+        let own_form = match line {
+            Some(order) => format!("{form} {books} {lease_ms} {order:?}"),
+            None => format!("{form} {books} {lease_ms}"),
+        };
         let shared_form = format!("{form} {}", limit.max_in_flight.is_some());
         Ok(Self {
             name: limit.name.clone(),
@@ -311,6 +385,12 @@ impl Rule {
             unless: limit.unless.clone(),
             windows,
             max_in_flight: limit.max_in_flight,
+            queue: limit.queue.as_ref().map(|queue| Waiting {
+                size: usize::try_from(queue.size.get()).unwrap_or(usize::MAX),
+                timeout: Duration::from_millis(queue.timeout_ms.get()),
+                fair_by: queue.fair_by.clone(),
+                order: queue.order,
+            }),
             lease: Span::of_nanos(lease_ms.get().saturating_mul(1_000_000)),
             shared,
             books,
@@ -329,17 +409,32 @@ impl Rule {
         self.when.fits(asked) && (self.unless.is_empty() || !self.unless.fits(asked))
     }
 
+    /// All that its keys are made of.
+    pub(super) fn parts_of_keys(&self) -> impl Iterator<Item = &Part> {
+        self.key.iter().chain(self.queue.iter().flat_map(|queue| &queue.fair_by))
+    }
+
     /// Whether it looks at headers.
     pub(super) fn needs_headers(&self) -> bool {
-        self.key.iter().any(Part::is_header)
+        self.parts_of_keys().any(Part::is_header)
             || !self.when.headers.is_empty()
             || !self.unless.headers.is_empty()
     }
 
-    /// The least that one of its windows of tokens allows, and that window's length in seconds.
-    pub(super) fn tokens(&self) -> Option<(u64, u32)> {
-        let tokens = self.windows.iter().filter(|window| window.unit == Unit::Tokens);
-        tokens.map(|window| (window.limit, window.secs)).min()
+    /// The least that one of its windows of a unit allows, and that window's length in seconds.
+    pub(super) fn least(&self, unit: Unit) -> Option<(u64, u32)> {
+        let windows = self.windows.iter().filter(|window| window.unit == unit);
+        windows.map(|window| (window.limit, window.secs)).min()
+    }
+
+    /// Whether what was used is known only when a request is over.
+    pub(super) fn counts_use(&self) -> bool {
+        self.windows.iter().any(|window| window.unit != Unit::Requests)
+    }
+
+    /// Whether a window has a soft stage.
+    pub(super) fn softens(&self) -> bool {
+        self.windows.iter().any(|window| window.soft_percent.is_some())
     }
 }
 
@@ -359,22 +454,44 @@ impl When {
 }
 
 impl Quantity {
-    fn window(self) -> Result<Window, Invalid> {
-        let (unit, amount) = match (self.tokens, self.requests) {
-            (Some(tokens), None) => (Unit::Tokens, tokens.get()),
-            (None, Some(requests)) => (Unit::Requests, requests.get()),
-            _ => return Err(Invalid::new("", "either tokens or requests is expected")),
+    fn window(&self) -> Result<Window, Invalid> {
+        let (unit, amount) = match (self.tokens, self.requests, self.money) {
+            (Some(tokens), None, None) => (Unit::Tokens, tokens.get()),
+            (None, Some(requests), None) => (Unit::Requests, requests.get()),
+            (None, None, Some(money)) => (Unit::Money, money.nanos()),
+            _ => return Err(Invalid::new("", "one of tokens, requests and money is expected")),
         };
-        if amount > MOST_AMOUNT {
+        if unit != Unit::Money && amount > MOST_AMOUNT {
             return Err(Invalid::new(unit.name(), format!("{amount} is above {MOST_AMOUNT}")));
         }
-        if self.per_s.get() > MOST_SECS {
-            return Err(Invalid::new("per_s", format!("{} is above {MOST_SECS}, 366 days", self.per_s)));
+        let limit = if unit == Unit::Money { amount } else { amount.saturating_mul(unit.scale()) };
+        let (secs, span) = match (self.per_s, self.total) {
+            (Some(secs), false) if secs.get() > MOST_SECS => {
+                return Err(Invalid::new("per_s", format!("{secs} is above {MOST_SECS}, 366 days")));
+            }
+            (Some(secs), false) => (secs.get(), Span::of_secs(secs)),
+            (None, true) => (0, Span::of_nanos(u64::MAX)),
+            (Some(_), true) => return Err(Invalid::new("total", "either per_s or total is expected")),
+            (None, false) => return Err(Invalid::new("per_s", "missing; or total: true")),
+        };
+        if self.soft_percent.is_some_and(|percent| !(1..=99).contains(&percent)) {
+            return Err(Invalid::new("soft_percent", "1 to 99 is expected"));
         }
-        let limit = amount.saturating_mul(unit.scale());
-        let secs = self.per_s.get();
-        Ok(Window { unit, limit, secs, span: Span::of_secs(self.per_s), quota: self.quota })
+        if self.demote.is_some() && self.soft_percent.is_none() {
+            return Err(Invalid::new("demote", "without soft_percent it is not said from when on"));
+        }
+        let (quota, soft_percent) = (self.quota || unit == Unit::Money, self.soft_percent);
+        Ok(Window { unit, limit, secs, span, quota, soft_percent, demote: self.demote.clone() })
     }
+}
+
+fn check_key(parts: &[Part], field: &str) -> Result<(), Invalid> {
+    for (at, part) in parts.iter().enumerate() {
+        if let Part::Header(name) = part {
+            check_header(name).map_err(|invalid| invalid.within(&format!("{field}[{at}].header")))?;
+        }
+    }
+    Ok(())
 }
 
 fn check_header(name: &str) -> Result<(), Invalid> {

@@ -51,7 +51,8 @@ impl Engine {
         self.running.iter().for_each(|(client, ..)| *decoded.entry(*client).or_default() += 1);
         decoded.iter().for_each(|(client, tokens)| *self.got.entry(*client).or_default() += OUT * tokens);
         self.running.iter_mut().for_each(|(.., left)| *left -= 1);
-        self.held -= self.running.extract_if(.., |(.., left)| *left == 0).map(|(_, held, _)| held).sum::<i64>();
+        self.held -=
+            self.running.extract_if(.., |(.., left)| *left == 0).map(|(_, held, _)| held).sum::<i64>();
         decoded
     }
 }
@@ -265,7 +266,8 @@ fn a_line_says_how_long_it_takes_and_survives_the_way() {
     let mut deficits = Line::new(Order::Dlpm { quantum_tokens: NonZeroU32::MIN });
     (0..3).for_each(|id| deficits.join(waiter(id, id, 0), NOW));
     deficits.call(NOW);
-    for (order, mut line) in [(Order::Vtc, line), (Order::Dlpm { quantum_tokens: NonZeroU32::MIN }, deficits)] {
+    for (order, mut line) in [(Order::Vtc, line), (Order::Dlpm { quantum_tokens: NonZeroU32::MIN }, deficits)]
+    {
         line.correct(1, -500);
         let mut bytes = Vec::new();
         line.write(&mut bytes);
