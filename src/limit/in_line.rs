@@ -243,6 +243,7 @@ fn a_slot_is_never_free_while_somebody_waits_nor_given_twice() {
         }
         for id in look {
             let Some((wait, session)) = line.get(&id).copied() else { continue };
+            gate.limits.look(&gate.memory, wait.hold(), gate.now);
             match gate.limits.stands(&gate.memory, &wait, gate.now) {
                 Stands::Waiting if gate.now >= wait.until() => {
                     gate.limits.leave(&gate.memory, &wait, gate.now);
@@ -278,6 +279,7 @@ fn a_slot_is_never_free_while_somebody_waits_nor_given_twice() {
     for _ in 0..100 {
         gate.now = gate.now + Line::COMES_WITHIN + Duration::from_millis(1);
         for (id, (wait, session)) in std::mem::take(&mut line) {
+            gate.limits.look(&gate.memory, wait.hold(), gate.now);
             if gate.limits.stands(&gate.memory, &wait, gate.now) == Stands::Called {
                 match gate.ask(Waiting { id, warm: 0, at: Some(wait) }, session, session, None) {
                     Verdict::Admitted(admitted) => drop(gate.settle(admitted.ticket, 1)),

@@ -356,10 +356,10 @@ fn a_wrong_configuration_names_the_place() {
     for (limit, begins) in [
         (r#"{"name":"","windows":[]}"#.to_owned(), "limits[0].name: "),
         (r#"{"name":"a"}"#.to_owned(), "limits[0].windows: empty"),
-        (r#"{"name":"a","windows":[{"per_s":1}]}"#.to_owned(), "limits[0].windows[0]: either"),
+        (r#"{"name":"a","windows":[{"per_s":1}]}"#.to_owned(), "limits[0].windows[0]: one of"),
         (
             r#"{"name":"a","windows":[{"tokens":1,"requests":1,"per_s":1}]}"#.to_owned(),
-            "limits[0].windows[0]: either",
+            "limits[0].windows[0]: one of",
         ),
         (r#"{"name":"a","windows":[{"tokens":0,"per_s":1}]}"#.to_owned(), "limits[0].windows[0].tokens: "),
         (

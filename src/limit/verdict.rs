@@ -34,6 +34,13 @@ pub struct Wait {
     pub(super) until: Instant,
 }
 
+impl Hold {
+    /// The limit, by its place in the configuration.
+    pub fn rule(&self) -> usize {
+        self.rule
+    }
+}
+
 impl Wait {
     /// The key in whose line it is.
     pub fn hold(&self) -> Hold {
@@ -144,7 +151,7 @@ impl Ticket {
 }
 
 /// A key's account of a limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Hold {
     /// The limit, by its place in the configuration.
     pub(super) rule: usize,

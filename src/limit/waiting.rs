@@ -76,20 +76,24 @@ impl Limits {
         }
     }
 
-    /// How a request stands. Whoever looks also calls those whose turn it has become by the passing of time.
+    /// How a request stands.
     pub fn stands(&self, store: &dyn Store, wait: &Wait, now: Instant) -> Stands {
         let Some(rule) = self.rules.get(wait.hold.rule) else { return Stands::Gone };
-        let read = || store.get(&place(rule, wait.hold.key));
-        let mut stored = read();
-        if open(stored.as_ref(), wait.hold.key, rule, now).account.may_call(rule, now) {
-            self.change(store, wait.hold, now, |_, _| ());
-            stored = read();
-        }
+        let stored = store.get(&place(rule, wait.hold.key));
         let book = open(stored.as_ref(), wait.hold.key, rule, now);
         match book.account.slots().line().and_then(|line| line.is_called(wait.id)) {
             Some(true) => Stands::Called,
             Some(false) => Stands::Waiting,
             None => Stands::Gone,
+        }
+    }
+
+    /// Calls those whose turn it has become by nothing but the passing of time.
+    pub fn look(&self, store: &dyn Store, hold: Hold, now: Instant) {
+        let Some(rule) = self.rules.get(hold.rule) else { return };
+        let stored = store.get(&place(rule, hold.key));
+        if open(stored.as_ref(), hold.key, rule, now).account.may_call(rule, now) {
+            self.change(store, hold, now, |_, _| ());
         }
     }
 

@@ -1,3 +1,5 @@
+mod line;
+
 use super::*;
 use std::time::Duration;
 use weir_host::fake::{Exchange, Worker, World};
@@ -279,7 +281,7 @@ fn without_the_scorer_open_counts_alone_and_closed_refuses_until_it_is_back() {
 
 #[test]
 fn what_the_documentation_shows_is_right() {
-    let text = include_str!("../../../docs/limits.md");
+    let text = include_str!("../../../../docs/limits.md");
     let (_, json) = text.split_once("```json\n").unwrap();
     let config = read(json.split_once("```").unwrap().0.as_bytes()).unwrap();
     assert_eq!(config.limits.len(), 3);
