@@ -125,12 +125,14 @@ impl Account {
         let total = view.used.saturating_add(view.need);
         let allowance = self.allowance.as_ref().filter(|_| reach != Reach::Alone);
         let others = allowance.map_or(0, |allowance| allowance.others(part, now));
-        if !preceded && total <= allowance.map_or(view.limit, |allowance| allowance.amount(part, now)) {
+        let fits = total <= allowance.map_or(view.limit, |allowance| allowance.amount(part, now));
+        if fits && !preceded {
             return None;
         }
-        let short = allowance.is_some_and(|allowance| {
-            reach == Reach::Ask && total <= view.limit && now >= allowance.vain_until
-        });
+        let short = !fits
+            && allowance.is_some_and(|allowance| {
+                reach == Reach::Ask && total <= view.limit && now >= allowance.vain_until
+            });
         let Some((window, cells)) = rule.windows.get(part).zip(self.windows.get(part)) else {
             let wait = self.slots.line().and_then(Line::wait).unwrap_or_default();
             return Some(Block {

@@ -296,8 +296,10 @@ impl Limits {
                 short |= next.is_some_and(|block| block.short);
                 let next = next.filter(|block| !block.short);
                 let next = next.map(|block| Denied::new(hold.rule, rule, &block, &book, said, now));
-                // What only a slot can mend comes last: then it may wait for one.
-                let rank = |denied: &Denied| (denied.reason != Reason::Crowded, denied.wait);
+                // What only a slot can mend that it may wait for comes last.
+                let waits = |at: usize| self.rules.get(at).is_some_and(|rule| rule.queue.is_some());
+                let rank =
+                    |denied: &Denied| (denied.reason != Reason::Crowded, !waits(denied.rule), denied.wait);
                 denied = match (denied, next) {
                     (Some(denied), Some(next)) if rank(&denied) < rank(&next) => Some(next),
                     (denied, next) => denied.or(next),

@@ -48,7 +48,8 @@ pub struct Share {
     pub cluster: String,
     /// The secret that keys are hashed with, the same in all proxies that share.
     pub id_seed: u64,
-    /// Milliseconds that a request waits for the scorer at the most.
+    /// Milliseconds that a request waits for the scorer at the most. It is no aim but the point from which on waiting costs more than
+    /// not knowing: who gives up leaves the scorer alone for `retry_ms`, and limits are not shared for as long.
     #[serde(default = "Share::timeout_ms")]
     pub timeout_ms: NonZeroU64,
     /// Milliseconds between two looks at what is to be renewed.
@@ -78,7 +79,7 @@ pub enum FailureMode {
 
 impl Share {
     const fn timeout_ms() -> NonZeroU64 {
-        const DEFAULT: NonZeroU64 = NonZeroU64::new(50).unwrap();
+        const DEFAULT: NonZeroU64 = NonZeroU64::new(250).unwrap();
         DEFAULT
     }
 

@@ -49,7 +49,7 @@ impl Dlpm {
     /// A client got something, or gives some of it back.
     pub fn charge(&mut self, client: u64, cost: i64) {
         let deficit = self.deficits.entry(client).or_insert(0);
-        *deficit = deficit.saturating_sub(cost);
+        *deficit = deficit.saturating_sub(cost).max(-i64::MAX);
     }
 
     /// The place of the one of which most is cached, among clients that may go; of equals the first.

@@ -120,7 +120,7 @@ fn write_clients(clients: &BTreeMap<u64, i64>, to: &mut Vec<u8>) {
     write_number(to, clients.len() as u64);
     for (client, number) in clients {
         to.extend_from_slice(&client.to_le_bytes());
-        write_number(to, number.unsigned_abs() << 1 | u64::from(*number < 0));
+        write_number(to, number.unsigned_abs().min(i64::MAX.unsigned_abs()) << 1 | u64::from(*number < 0));
     }
 }
 

@@ -55,7 +55,7 @@ impl Vtc {
     pub fn charge(&mut self, client: u64, cost: i64) {
         let level = self.last.map_or(0, |last| self.counter(last));
         let counter = self.counters.entry(client).or_insert(level);
-        *counter = counter.saturating_add(cost);
+        *counter = counter.saturating_add(cost).max(-i64::MAX);
     }
 
     /// The place of the first request of the client that has got least.
