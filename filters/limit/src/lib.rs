@@ -20,7 +20,7 @@
 mod line;
 mod share;
 
-use line::Waiters;
+use line::{Waiters, Warm};
 use share::{Asked as Call, Sharing};
 use std::time::Duration;
 use weir::instant::Instant;
@@ -55,6 +55,7 @@ pub struct Limit {
     limits: Limits,
     sharing: Option<Sharing>,
     waiters: Waiters,
+    warm: Warm,
     headers: bool,
     /// Whether there are prices.
     priced: bool,
@@ -313,6 +314,7 @@ impl Limit {
             )?,
             sharing: config.share.clone().map(|share| Sharing::new(share, host)),
             waiters: Waiters::default(),
+            warm: Warm::default(),
             headers: config.headers,
             priced: config.cost.prices.is_some(),
             metrics: config.limits.iter().map(|limit| Metrics::define(host, &limit.name)).collect(),
@@ -340,6 +342,9 @@ impl Limit {
             Verdict::Admitted(admitted) => {
                 let waited_ms = self.step_out(stream, host, false);
                 self.count(host, &admitted);
+                if self.limits.has_queues() {
+                    self.warm.note(facts);
+                }
                 if let Some(sharing) = &mut self.sharing {
                     sharing.touch(admitted.ticket.holds(), host.now());
                 }
@@ -442,7 +447,8 @@ impl Limit {
     fn admit(&mut self, stream: &Stream, host: &dyn Host, facts: &Facts, reach: Reach) -> Verdict {
         let at = stream.line.as_ref().map(|line| line.wait);
         let name = if self.limits.has_queues() { self.waiters.name(host) } else { None };
-        let waiting = name.map(|id| Waiting { id, warm: 0, at });
+        let warm = self.warm.tokens(facts);
+        let waiting = name.map(|id| Waiting { id, warm, at });
         let headers = match self.limits.needs_headers() {
             true => host.headers(Of::Request),
             false => Headers::default(),

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use weir::instant::Instant;
 use weir::limit::{Limits, Store, Wait};
+use weir::request::Facts;
 use weir_host::Host;
 
 /// Between two looks while somebody waits: deadlines are kept to within this.
@@ -89,6 +90,34 @@ impl Waiters {
         lines.dedup();
         lines.into_iter().for_each(|line| limits.look(store, line, now));
         self.waiting.is_empty() && std::mem::replace(&mut self.ticks, false)
+    }
+}
+
+/// Which prompts are likely to be cached: those of sessions that were here lately, as long as they were then. Two generations of
+/// a bounded number: what is asked for stays, the rest is gone after so many others.
+#[derive(Debug, Default)]
+pub(crate) struct Warm {
+    young: BTreeMap<u64, u32>,
+    old: BTreeMap<u64, u32>,
+}
+
+impl Warm {
+    const MOST: usize = 4_096;
+
+    /// A prompt of a session goes to an endpoint.
+    pub(crate) fn note(&mut self, facts: &Facts) {
+        let Some(session) = facts.session else { return };
+        if self.young.len() >= Self::MOST {
+            self.old = std::mem::take(&mut self.young);
+        }
+        self.young.insert(session, facts.prompt_tokens);
+    }
+
+    /// Tokens of a prompt that are likely to be cached.
+    pub(crate) fn tokens(&self, facts: &Facts) -> u32 {
+        let before =
+            facts.session.and_then(|session| self.young.get(&session).or_else(|| self.old.get(&session)));
+        before.map_or(0, |before| facts.prompt_tokens.min(*before))
     }
 }
 

@@ -151,6 +151,28 @@ fn a_full_line_and_a_negative_priority_are_answered_at_once() {
 }
 
 #[test]
+fn with_deficits_a_session_that_was_here_goes_before_one_that_was_not() {
+    let config = CONFIG.replace(r#""size":3"#, r#""size":9,"order":{"dlpm":{"quantum_tokens":5000}}"#);
+    let mut worker = Worker::<Limit>::new(&config);
+    let mut ask = |session: u64| {
+        let facts =
+            format!("dialect=chat prompt_tokens=400 max_output_tokens=9 session={session:016x} model=m");
+        worker.request(&KEY, &[(wire::FACTS, facts.as_bytes())], true)
+    };
+    let running = ask(1);
+    let new = ask(2);
+    let mut known = ask(1);
+    let queue = worker.last_queue().unwrap();
+    worker.finish(running);
+    worker.hear(queue);
+    assert_eq!(worker.woken(), [known.number()]);
+    worker.wake(&mut known);
+    assert!(!known.held() && new.held());
+    worker.finish(known);
+    worker.finish(new);
+}
+
+#[test]
 fn a_budget_past_its_soft_stage_is_said_and_demotes() {
     const BUDGET: &str = r#"{"limits":[{"name":"team","windows":[{"money":0.01,"per_s":86400,"soft_percent":20,"demote":"batch"}]}],
         "objectives":{"batch":-1}, "cost":{"prices":{"other":{"input":10,"output":30}}}}"#;
