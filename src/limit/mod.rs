@@ -20,7 +20,9 @@ mod account;
 mod allowance;
 mod answer;
 mod book;
+mod charge;
 mod claim;
+mod config;
 mod cost;
 mod key;
 mod ledger;
@@ -35,11 +37,12 @@ mod window;
 pub use account::{Reach, Standing};
 pub use answer::Answer;
 pub use claim::{Claim, Claimed, Claims, Grant, Granted, Grants};
+pub use config::{Config, FailureMode, Limit, Quantity, Queue, Share, When};
 pub use cost::{Config as CostConfig, Cost, Estimate, Outcome, Reserve, Spend, Weight, Weights};
 pub use key::{Asked, Identity, Part};
 pub use ledger::{Ledger, Record};
 pub use money::{Money, PerMillion, Price, Prices};
-pub use rule::{Config, FailureMode, Limit, Quantity, Queue, Share, Unit, When};
+pub use rule::Unit;
 pub use verdict::{Admitted, Charge, Denied, Hold, Reason, Short, Softened, Ticket, Verdict, Wait, Waiting};
 pub use waiting::Stands;
 pub use window::{CELLS, Cells, Span};
@@ -48,6 +51,7 @@ use crate::instant::Instant;
 use crate::invalid::Invalid;
 use crate::request::word;
 use book::Book;
+use charge::Kept;
 use rule::Rule;
 use slots::Guest;
 use std::collections::BTreeMap;
@@ -91,23 +95,7 @@ impl Limits {
                     format!("{} is the name of another limit", rule.name),
                 )));
             }
-            for (at, window) in rule.windows.iter().enumerate() {
-                let field = |name: &str| format!("windows[{at}].{name}");
-                if let Some(name) =
-                    window.demote.as_ref().filter(|name| !config.objectives.contains_key(*name))
-                {
-                    return Err(within(Invalid::new(
-                        field("demote"),
-                        format!("{name} is not among objectives"),
-                    )));
-                }
-                if window.unit == Unit::Money && config.cost.prices.is_none() {
-                    return Err(within(Invalid::new(
-                        field("money"),
-                        "nothing has a price: cost.prices is missing",
-                    )));
-                }
-            }
+            rule.check(config).map_err(within)?;
             rules.push(rule);
         }
         config.check_share()?;
@@ -269,117 +257,6 @@ impl Limits {
         self.change(store, hold, now, |_, book| book.account.hear(grant, sent, lease, vain, now));
     }
 
-    /// Charges in all limits, or in none. All are looked at before the first is written, so a request that is refused
-    /// usually writes nothing; if one fills up meanwhile, what was written is taken back. One alone need not be
-    /// looked at twice.
-    fn charge_all(
-        &self,
-        store: &dyn Store,
-        holds: &[Hold],
-        guests: &[Guest],
-        cost: Spend,
-        reach: Reach,
-        now: Instant,
-    ) -> Result<Vec<Charged>, Kept> {
-        let said = (cost, self.words());
-        let mut found = Vec::with_capacity(holds.len());
-        let mut denied: Option<Denied> = None;
-        let mut short = false;
-        let mut demoted = None;
-        for (hold, guest) in holds.iter().zip(guests) {
-            let Some(rule) = self.rules.get(hold.rule) else { continue };
-            let name = place(rule, hold.key);
-            let stored = store.get(&name);
-            if holds.len() > 1 {
-                let book = open(stored.as_ref(), hold.key, rule, now);
-                let next = book.account.block(rule, cost, guest.waiter, reach, now);
-                short |= next.is_some_and(|block| block.short);
-                let next = next.filter(|block| !block.short);
-                let next = next.map(|block| Denied::new(hold.rule, rule, &block, &book, said, now));
-                // What only a slot can mend that it may wait for comes last.
-                let waits = |at: usize| self.rules.get(at).is_some_and(|rule| rule.queue.is_some());
-                let rank =
-                    |denied: &Denied| (denied.reason != Reason::Crowded, !waits(denied.rule), denied.wait);
-                denied = match (denied, next) {
-                    (Some(denied), Some(next)) if rank(&denied) < rank(&next) => Some(next),
-                    (denied, next) => denied.or(next),
-                };
-                if rule.softens() {
-                    demoted = self.demoted(rule, &book, now).into_iter().chain(demoted).min();
-                }
-            }
-            found.push((*hold, guest, rule, name, stored));
-        }
-        if let Some(denied) = denied {
-            return Err(Kept::out(denied, demoted));
-        }
-        if short {
-            return Err(Kept::Short);
-        }
-        let mut charged = Vec::with_capacity(found.len());
-        for (hold, guest, rule, name, stored) in found {
-            match self.charge(store, hold, guest, rule, &name, stored, cost, reach, now) {
-                Ok(one) => charged.push(one),
-                Err(kept) => {
-                    for (hold, guest) in holds.iter().zip(guests).take(charged.len()) {
-                        self.change(store, *hold, now, |rule, book| {
-                            book.account.cancel(rule, cost, guest, now);
-                        });
-                    }
-                    return Err(kept);
-                }
-            }
-        }
-        Ok(charged)
-    }
-
-    /// The priority that requests of a key have got by what it has used.
-    fn demoted(&self, rule: &Rule, book: &Book<'_>, now: Instant) -> Option<i32> {
-        let (_, window) = book.account.softened(rule, now)?;
-        window.demote.as_deref().map(|objective| self.priority(Some(objective)))
-    }
-
-    /// Charges in one limit, beginning with what was found there.
-    #[allow(clippy::too_many_arguments, reason = "all of them are what it is about")]
-    fn charge(
-        &self,
-        store: &dyn Store,
-        hold: Hold,
-        guest: &Guest,
-        rule: &Rule,
-        name: &str,
-        mut stored: Option<(Vec<u8>, u32)>,
-        cost: Spend,
-        reach: Reach,
-        now: Instant,
-    ) -> Result<Charged, Kept> {
-        for _ in 0..TRIES {
-            let mut book = open(stored.as_ref(), hold.key, rule, now);
-            match book.account.block(rule, cost, guest.waiter, reach, now) {
-                Some(block) if block.short => return Err(Kept::Short),
-                Some(block) => {
-                    let denied = Denied::new(hold.rule, rule, &block, &book, (cost, self.words()), now);
-                    return Err(Kept::out(denied, self.demoted(rule, &book, now)));
-                }
-                None => {}
-            }
-            let softened = book.account.softened(rule, now).map(|(percent, window)| Softened {
-                limit: rule.name.clone(),
-                percent,
-                demote: window.demote.clone(),
-            });
-            book.account.reserve(rule, cost, guest, now);
-            let tokens = book.account.standing(rule, Unit::Tokens, now);
-            let requests = book.account.standing(rule, Unit::Requests, now);
-            let (bytes, evicted) = book.close(rule);
-            if store.put(name, &bytes, stored.as_ref().map(|(_, version)| *version)) {
-                return Ok(Charged { tokens, requests, softened, evicted });
-            }
-            stored = store.get(name);
-        }
-        Err(Kept::Out(Box::new(Denied::contended(hold.rule, rule))))
-    }
-
     /// Changes one account, over again until no other change came between, and calls those whose turn it is then; `None` when
     /// there is no such limit, or others came between each time.
     fn change<T>(
@@ -426,33 +303,6 @@ pub struct Heard {
     pub lease: Duration,
     /// How long nothing more is claimed when it was too little.
     pub vain: Duration,
-}
-
-/// Why a request was not charged.
-enum Kept {
-    Out(Box<Denied>),
-    Short,
-    /// By nothing but a want of slots; the priority that a budget has left it.
-    Crowded {
-        denied: Box<Denied>,
-        demoted: Option<i32>,
-    },
-}
-
-impl Kept {
-    fn out(denied: Denied, demoted: Option<i32>) -> Self {
-        let denied = Box::new(denied);
-        if denied.reason == Reason::Crowded { Self::Crowded { denied, demoted } } else { Self::Out(denied) }
-    }
-}
-
-/// What was charged in one limit.
-#[derive(Clone, Debug)]
-struct Charged {
-    tokens: Option<Standing>,
-    requests: Option<Standing>,
-    softened: Option<Softened>,
-    evicted: bool,
 }
 
 /// The name of the stored value that has a key's account.

@@ -168,7 +168,7 @@ mod tests {
         let json = r#"{"other": {"input": 1, "output": 4}, "models": {
             "gpt-*": {"input": 2.5, "cached_input": 1.25, "output": 10, "reasoning": 12}, "gpt-mini": {"input": 0.014, "output": 0.6}}}"#;
         let prices: Prices = serde_json::from_str(json).unwrap();
-        let usage = Usage { input: 1_000, cached: 600, output: 50, reasoning: 20, ..Usage::default() };
+        let usage = Usage { input: 1_000, cached: 600, output: 50, reasoning: 20 };
         let bill = |model| prices.of(Some(model)).cost(&usage);
         assert_eq!(bill("gpt-4"), 400 * 2_500 + 600 * 1_250 + 30 * 10_000 + 20 * 12_000);
         assert_eq!(bill("gpt-mini"), 1_000 * 14 + 50 * 600);
