@@ -10,6 +10,7 @@
 //! | [`signals`] | what an engine says of itself |
 //! | [`breaker`] | which endpoints may be sent to, by how their answers went |
 //! | [`limit`] | whether a request may be admitted, and what it is charged |
+//! | [`queue`] | who goes next when more want in than may |
 //! | [`policy`] | how candidates are scored and picked |
 //! | [`wire`] | every name and message that two processes must agree on |
 //!
@@ -24,9 +25,11 @@ pub mod invalid;
 pub mod limit;
 pub mod policy;
 pub mod pool;
+pub mod queue;
 pub mod random;
 pub mod request;
 pub mod response;
 pub mod rewrite;
 pub mod signals;
+mod varint;
 pub mod wire;

@@ -31,6 +31,10 @@ pub const EXPLANATION: &str = "x-weir-explanation";
 /// Headers of clients: milliseconds to the first token, and per token, that they ask for; llm-d's names, then older ones.
 pub const SLO: [[&str; 2]; 2] =
     [["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"], ["x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"]];
+/// Header of answers: why a request was not admitted, in llm-d's words.
+pub const DROPPED_REASON: &str = "x-llm-d-request-dropped-reason";
+/// Header of requests and answers: a budget that is past its soft stage, `NAME; used=83%`.
+pub const BUDGET: &str = "x-weir-budget";
 /// Header: what codings the client reads.
 pub const ACCEPT_ENCODING: &str = "accept-encoding";
 /// Header: the length of a body.

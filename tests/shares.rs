@@ -3,7 +3,9 @@
 
 use futures_util::future::join_all;
 use reqwest::{Response, StatusCode};
-use rig::{Edit, Gateway, MODELS, Redis, Setup, chat, fields, lead_cluster, request_id, wait_until};
+use rig::{
+    Edit, Gateway, MODELS, Redis, Relay, Setup, Way, chat, fields, lead_cluster, request_id, wait_until,
+};
 use serde_json::{Value, json};
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
@@ -42,9 +44,9 @@ async fn two(limit: &Value, chain: bool, engine: Config) -> [Gateway; 2] {
 }
 
 /// Two gateways with a scorer each, which share a store.
-async fn two_with_store(limit: &Value, redis: &Redis, mode: &'static str) -> [Gateway; 2] {
+async fn two_with_store(limit: &Value, url: &str, mode: &'static str) -> [Gateway; 2] {
     let start = async |chain| {
-        let url = redis.url.clone();
+        let url = url.to_owned();
         let store: Edit = Box::new(move |scorer| scorer["store"] = json!({"url": url, "failure_mode": mode}));
         let engine = Config::instant();
         let limit = Some(limit.clone());
@@ -227,7 +229,7 @@ async fn while_the_scorer_dies_hangs_and_returns_open_goes_on_alone_and_closed_r
 async fn scorers_share_a_store_which_forgets_idle_keys_and_knows_no_credential() {
     let dir = tempfile::tempdir().unwrap();
     let redis = Redis::start(dir.path()).await.unwrap();
-    let gateways = two_with_store(&limit(3, json!({})), &redis, "closed").await;
+    let gateways = two_with_store(&limit(3, json!({})), &redis.url, "closed").await;
     let start = Instant::now();
     let (admitted, refused) = burst(&gateways, KEY, 200).await;
     // A slow machine takes more than one window for all of them.
@@ -264,7 +266,7 @@ async fn while_the_store_dies_hangs_and_is_flushed_nothing_hangs_and_it_recovers
         let dir = tempfile::tempdir().unwrap();
         let mut redis = Redis::start(dir.path()).await.unwrap();
         let limit = limit(2, json!({"failure_mode": mode, "retry_ms": 300}));
-        let gateways = two_with_store(&limit, &redis, mode).await;
+        let gateways = two_with_store(&limit, &redis.url, mode).await;
         assert_eq!(send(&gateways[0], KEY, &small(0)).await.status(), 200);
         for how in ["killed", "hung"] {
             match how {
@@ -304,6 +306,56 @@ async fn while_the_store_dies_hangs_and_is_flushed_nothing_hangs_and_it_recovers
             assert!(before + after <= 10, "{before} and {after}");
             assert!(refused.iter().all(|answer| [429, 503].contains(&answer.status().as_u16())));
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_is_slow_talks_nonsense_or_fails_over_never_lets_more_than_the_limit_through() {
+    let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let mut primary = Redis::start(dirs[0].path()).await.unwrap();
+    let replica = Redis::start(dirs[1].path()).await.unwrap();
+    replica.ask(&["REPLICAOF", "127.0.0.1", &primary.port.to_string()]).unwrap();
+    let relay = Relay::start(primary.port).await.unwrap();
+    // Longer than the test: what is admitted with this key adds up.
+    let limit = limit(3_600, json!({"retry_ms": 300}));
+    let gateways = two_with_store(&limit, &relay.url, "closed").await;
+    let mut all = 0;
+    let mut keys = 0;
+    let mut works = async |when: &str| {
+        let admitted = async || {
+            keys += 1;
+            send(&gateways[keys % 2], &format!("key {keys}"), &small(0)).await.status() == 200
+        };
+        wait_until(when, SOON, admitted).await.unwrap();
+    };
+    let late = Duration::from_millis(20);
+    for way in [Way::Straight, Way::Late(late), Way::Late(Duration::from_secs(3)), Way::Garbled] {
+        relay.way(way);
+        let start = Instant::now();
+        let (admitted, refused) = burst(&gateways, KEY, 20).await;
+        all += admitted;
+        assert!(all <= 10, "{way:?}: {admitted} more, {all} in all");
+        assert!(refused.iter().all(is_refused));
+        assert!(start.elapsed() < Duration::from_secs(20), "{way:?} held requests for {:?}", start.elapsed());
+        relay.way(Way::Straight);
+        works(&format!("after {way:?}")).await;
+    }
+    assert!(all > 0);
+    // What the primary knows is at the replica, which takes its place.
+    let known = || [primary.keys(), replica.keys()].map(|keys| keys.unwrap().len());
+    wait_until("the replica has all", SOON, async || known()[0] == known()[1]).await.unwrap();
+    replica.ask(&["REPLICAOF", "NO", "ONE"]).unwrap();
+    relay.lead(replica.port);
+    primary.process.kill();
+    works("after the fail-over").await;
+    let (admitted, _) = burst(&gateways, KEY, 20).await;
+    assert!(all + admitted <= 10, "{all}, and {admitted} after the fail-over");
+    for gateway in &gateways {
+        let log = gateway.scorer_log();
+        // One line a change, and few changes.
+        let (fails, answers) =
+            (lines(&log, "store of shared limits fails"), lines(&log, "store of shared limits answers"));
+        assert!(fails <= 12 && answers <= fails, "{fails} and {answers}: {log}");
     }
 }
 

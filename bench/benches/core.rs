@@ -2,21 +2,24 @@
 //! it takes to know engines.
 //!
 //! Natively; in Envoy's V8 the same code takes about 1.6 times as long.
-#![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing, reason = "a benchmark")]
+#![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a benchmark")]
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use serde_json::json;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::hint::black_box;
 use std::time::Duration;
 use weir::breaker::{self, Breaker, Circuit, Config as BreakerConfig, Reason};
 use weir::instant::Instant;
-use weir::limit::{Asked, Limits, Outcome, Store, Verdict};
+use weir::limit::{
+    Asked, Claims, Heard, Ledger, Limits, Outcome, Reach, Spend, Store, Verdict, Wait, Waiting,
+};
 use weir::policy::{Demand, Policy};
 use weir::pool::{Ask, Config, Index, Pool};
+use weir::queue::{Line, Order, Waiter};
 use weir::random::Random;
-use weir::request::{self, Dialect};
+use weir::request::{self, Dialect, Facts};
 use weir::response::{Reader, Usage};
 use weir::signals;
 use weir::wire;
@@ -190,16 +193,24 @@ fn scrapes(c: &mut Criterion) {
 
 /// Stored values in memory.
 #[derive(Default)]
-struct Memory(RefCell<HashMap<String, (Vec<u8>, u32)>>);
+struct Memory {
+    values: RefCell<HashMap<String, (Vec<u8>, u32)>>,
+    /// Who was called last.
+    woken: Cell<u64>,
+}
 
 impl Store for Memory {
     fn get(&self, name: &str) -> Option<(Vec<u8>, u32)> {
-        self.0.borrow().get(name).cloned()
+        self.values.borrow().get(name).cloned()
     }
 
     fn put(&self, name: &str, value: &[u8], version: Option<u32>) -> bool {
-        self.0.borrow_mut().insert(name.to_owned(), (value.to_vec(), version.unwrap_or(0) + 1));
+        self.values.borrow_mut().insert(name.to_owned(), (value.to_vec(), version.unwrap_or(0) + 1));
         true
+    }
+
+    fn wake(&self, waiter: u64) {
+        self.woken.set(waiter);
     }
 }
 
@@ -224,8 +235,7 @@ fn limits(c: &mut Criterion) {
                 // About a thousand requests a second.
                 let now = Instant::from_nanos(1_000_000_000_000 + turn as u64 * 1_000_000);
                 let asked = Asked { facts: &facts, header: &header, address: None };
-                let Verdict::Admitted(admitted) = limits.admit(&store, &asked, weir::limit::Reach::Ask, now)
-                else {
+                let Verdict::Admitted(admitted) = limits.admit(&store, &asked, Reach::Ask, now) else {
                     return;
                 };
                 let used = Outcome::Used(Usage { input: 250, output: 9, ..Usage::default() });
@@ -240,9 +250,97 @@ fn limits(c: &mut Criterion) {
                     life(turn);
                 });
             });
-            let bytes: usize = store.0.borrow().values().map(|(bytes, _)| bytes.len()).sum();
+            let bytes: usize = store.values.borrow().values().map(|(bytes, _)| bytes.len()).sum();
             println!("{name}, {keys} keys: {} bytes per key", bytes / keys);
         }
+    }
+    // Of several proxies: what a request costs that fits into what is granted, and what it costs to have that renewed.
+    let mut config = config(minute);
+    let share = r#"{"cluster":"scorer","id_seed":7,"lease_ms":3600000}"#;
+    config.share = Some(weir::invalid::read(share.as_bytes()).unwrap());
+    let (mut limits, store) = (Limits::new(&config, 7).unwrap(), Memory::default());
+    let mut ledger = Ledger::new(Instant::default());
+    let now = Instant::from_millis(7_200_000);
+    let asked = Asked { facts: &facts, header: &|_| None, address: None };
+    let Verdict::Short(short) = limits.admit(&store, &asked, Reach::Ask, now) else { return };
+    let hold = short.holds()[0];
+    let mut renew = |limits: &Limits| {
+        let keys =
+            limits.claim(&store, hold, Spend { tokens: 1 << 40, money: 0 }, 1, now).into_iter().collect();
+        let granted = ledger.grant(&Claims { proxy: 1, lease_ms: 3_600_000, keys }, now);
+        let heard = Heard { sent: now, lease: Duration::from_secs(3_600), vain: Duration::ZERO };
+        limits.hear(&store, hold, &granted.keys[0], heard, now);
+    };
+    renew(&limits);
+    group.bench_function("shared: claimed, granted, heard", |b| b.iter(|| renew(&limits)));
+    group.bench_function("shared: admit and settle within what is granted", |b| {
+        b.iter(|| {
+            let Verdict::Admitted(admitted) = limits.admit(&store, &asked, Reach::Ask, now) else {
+                panic!("it is granted")
+            };
+            limits.settle(&store, admitted.ticket, &Outcome::Nothing, now)
+        });
+    });
+    group.finish();
+}
+
+/// A slot that is freed while so many wait: the next is called and comes, and another one joins.
+fn queues(c: &mut Criterion) {
+    let mut group = c.benchmark_group("queue");
+    for waiting in [8_u64, 100, 1_000] {
+        let mut line = Line::new(Order::Vtc);
+        let mut id = 0;
+        let mut join = |line: &mut Line, now| {
+            id += 1;
+            let until = Instant::from_nanos(u64::MAX);
+            line.join(Waiter { id, client: id % 16, priority: 0, cost: 100 + id % 700, warm: 0, until }, now);
+        };
+        (0..waiting).for_each(|_| join(&mut line, NOW));
+        group.bench_function(BenchmarkId::new("freed, called, come, joined", waiting), |b| {
+            b.iter(|| {
+                line.freed(NOW);
+                let called = line.call(NOW).unwrap();
+                line.come(called, NOW);
+                join(&mut line, NOW);
+            });
+        });
+        // The same with all that is stored: admitted as called, settled, and the next one in line.
+        let json =
+            r#"{"limits":[{"name":"l","max_in_flight":1,"queue":{"size":1000,"timeout_ms":3600000}}]}"#;
+        let config = weir::invalid::read::<weir::limit::Config>(json.as_bytes()).unwrap();
+        let (mut limits, store) = (Limits::new(&config, 7).unwrap(), Memory::default());
+        let ask = |limits: &Limits, id: u64, at: Option<Wait>| {
+            let facts = Facts { tenant: Some(id % 16), prompt_tokens: 100, ..Facts::of(Dialect::Chat) };
+            let asked = Asked { facts: &facts, header: &|_| None, address: None };
+            limits.admit_or_wait(&store, &asked, Reach::Ask, Some(Waiting { id, warm: 0, at }), NOW)
+        };
+        let mut places = HashMap::new();
+        let admitted = |verdict| match verdict {
+            Verdict::Admitted(admitted) => admitted.ticket,
+            other => panic!("{other:?}"),
+        };
+        let mut running = Some(admitted(ask(&limits, 0, None)));
+        let mut next = 0;
+        let mut wait = |limits: &Limits, places: &mut HashMap<u64, Wait>| {
+            next += 1;
+            match ask(limits, next, None) {
+                Verdict::Waits(wait) => places.insert(next, wait),
+                other => panic!("{other:?}"),
+            };
+        };
+        (0..waiting).for_each(|_| wait(&limits, &mut places));
+        group.bench_function(BenchmarkId::new("settled, called, admitted, joined", waiting), |b| {
+            b.iter(|| {
+                let used = Outcome::Used(Usage { input: 100, output: 9, ..Usage::default() });
+                limits.settle(&store, running.take().unwrap(), &used, NOW);
+                let called = store.woken.take();
+                let place = places.remove(&called).unwrap();
+                running = Some(admitted(ask(&limits, called, Some(place))));
+                wait(&limits, &mut places);
+            });
+        });
+        let bytes: usize = store.values.borrow().values().map(|(bytes, _)| bytes.len()).sum();
+        println!("{waiting} wait: {} bytes for each", bytes as u64 / waiting);
     }
     group.finish();
 }
@@ -276,5 +374,5 @@ fn breaker(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, requests, answers, limits, index, scrapes, choices, breaker);
+criterion_group!(benches, requests, answers, limits, queues, index, scrapes, choices, breaker);
 criterion_main!(benches);

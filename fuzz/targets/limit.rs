@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 use weir::instant::Instant;
 use weir::limit::{Asked, Config, Limits, Outcome, Reach, Store, Verdict};
+use weir::queue::{Line, Order};
 use weir::request::{Dialect, Facts};
 use weir::response::Usage;
 
@@ -58,7 +59,7 @@ fuzz_target!(|input: &[u8]| {
                 let charge = limits.settle(&store, admitted.ticket, &Outcome::Used(usage), now);
                 assert_eq!(charge.cost, (40 + turn * 20) * 1_000);
             }
-            Verdict::Denied(_) | Verdict::Short(_) => {}
+            Verdict::Denied(_) | Verdict::Short(_) | Verdict::Waits(_) => {}
             Verdict::Unlimited => panic!("both limits are for it"),
         }
         now = now + Duration::from_millis(700);
@@ -71,4 +72,18 @@ fuzz_target!(|input: &[u8]| {
         now + Duration::from_secs(90_000),
     );
     assert!(matches!(later, Verdict::Admitted(_)), "{later:?}");
+    // A line, too, is called, left and written in good form, whatever it is.
+    for order in [Order::Vtc, Order::Dlpm { quantum_tokens: std::num::NonZeroU32::MIN }] {
+        let Some(mut line) = Line::read(order, &mut &*stored) else { continue };
+        line.displace(u64::from(first), i32::from(minutes));
+        while let Some(called) = line.call(now) {
+            line.leave(called, now);
+        }
+        line.freed(now);
+        line.forget(now);
+        assert_eq!(line.waiting(), 0);
+        let mut bytes = Vec::new();
+        line.write(&mut bytes);
+        assert_eq!(Line::read(order, &mut &bytes[..]), Some(line));
+    }
 });

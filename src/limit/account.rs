@@ -6,23 +6,25 @@
 //! is given back in the cell of the admission, if that still counts; what is *more* is charged in the cell of the
 //! settlement: a debt, which the window carries on for its whole length.
 //!
-//! Requests in flight are counted by when they were admitted. Those that are not over after `lease_ms` stop
-//! counting: their worker is gone.
+//! Requests in flight, and those that wait to be, are in `slots.rs`.
 //!
 //! Where several proxies share the limits, an account also has what this proxy may use of them (`allowance.rs`).
 
 use super::allowance::{Allowance, View};
 use super::claim::{Claim, Grant};
-use super::rule::{Rule, Unit};
+use super::cost::Spend;
+use super::rule::{Rule, Unit, Window};
+use super::slots::{Guest, Joined, Slots};
 use super::window::{Cells, Span};
 use crate::instant::Instant;
+use crate::queue::{Line, Waiter};
 use std::time::Duration;
 
 /// Charges of one key, window by window as its rule has them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Account {
     windows: Vec<Cells>,
-    in_flight: Cells,
+    slots: Slots,
     /// Where limits are shared.
     allowance: Option<Allowance>,
 }
@@ -52,7 +54,7 @@ pub enum Reach {
 /// What a request needs of a window.
 #[derive(Clone, Copy, Debug)]
 struct Need {
-    cost: u64,
+    cost: Spend,
     requests: u64,
 }
 
@@ -67,8 +69,10 @@ pub struct Standing {
     pub reset: Duration,
 }
 
-/// A key must wait this long when it has too many requests in flight: when one of them ends is not known.
+/// A key must wait this long when it has too many requests in flight: when one of them ends is not known. Where there is a
+/// line it is known about, and no longer than this is believed.
 const IN_FLIGHT_WAIT: Duration = Duration::from_secs(1);
+const MOST_IN_FLIGHT_WAIT: Duration = Duration::from_secs(60);
 /// And this long when others hold what they have not used: they give it back when they are told.
 const GIVE_BACK_WAIT: Duration = Duration::from_secs(1);
 
@@ -77,7 +81,7 @@ impl Account {
     pub(super) fn new(rule: &Rule) -> Self {
         Self {
             windows: vec![Cells::default(); rule.windows.len()],
-            in_flight: Cells::default(),
+            slots: Slots::new(rule),
             allowance: rule.shared.then(|| Allowance::new(rule.parts())),
         }
     }
@@ -87,29 +91,55 @@ impl Account {
         for (cells, window) in self.windows.iter_mut().zip(&rule.windows) {
             cells.forget(window.span.oldest(now));
         }
-        self.in_flight.forget(rule.lease.oldest(now));
+        self.slots.forget(rule, now);
     }
 
     /// What keeps a request of this cost out, the longest wait of all; `None`: nothing. One that asking might remove
     /// comes last.
-    pub(super) fn block(&self, rule: &Rule, cost: u64, reach: Reach, now: Instant) -> Option<Block> {
-        let views = self.views(rule, Need { cost, requests: 1 }, now).into_iter().enumerate();
-        let blocks = views.filter_map(|(part, view)| self.block_of(rule, part, &view, reach, now));
-        blocks.max_by_key(|block| (!block.short, block.wait))
+    pub(super) fn block(
+        &self,
+        rule: &Rule,
+        cost: Spend,
+        waiter: Option<u64>,
+        reach: Reach,
+        now: Instant,
+    ) -> Option<Block> {
+        let views = self.views(rule, Need { cost, requests: 1 }, waiter, now).into_iter().enumerate();
+        let blocks = views.filter_map(|(part, view)| {
+            let preceded = part >= rule.windows.len() && self.slots.is_preceded(waiter);
+            self.block_of(rule, part, &view, preceded, reach, now)
+        });
+        // A window keeps out for longer than others' requests do, as far as can be known.
+        blocks.max_by_key(|block| (!block.short, block.window.is_some(), block.wait))
     }
 
-    fn block_of(&self, rule: &Rule, part: usize, view: &View, reach: Reach, now: Instant) -> Option<Block> {
+    fn block_of(
+        &self,
+        rule: &Rule,
+        part: usize,
+        view: &View,
+        preceded: bool,
+        reach: Reach,
+        now: Instant,
+    ) -> Option<Block> {
         let total = view.used.saturating_add(view.need);
         let allowance = self.allowance.as_ref().filter(|_| reach != Reach::Alone);
         let others = allowance.map_or(0, |allowance| allowance.others(part, now));
-        if total <= allowance.map_or(view.limit, |allowance| allowance.amount(part, now)) {
+        let fits = total <= allowance.map_or(view.limit, |allowance| allowance.amount(part, now));
+        if fits && !preceded {
             return None;
         }
-        let short = allowance.is_some_and(|allowance| {
-            reach == Reach::Ask && total <= view.limit && now >= allowance.vain_until
-        });
+        let short = !fits
+            && allowance.is_some_and(|allowance| {
+                reach == Reach::Ask && total <= view.limit && now >= allowance.vain_until
+            });
         let Some((window, cells)) = rule.windows.get(part).zip(self.windows.get(part)) else {
-            return Some(Block { window: None, wait: IN_FLIGHT_WAIT, short });
+            let wait = self.slots.line().and_then(Line::wait).unwrap_or_default();
+            return Some(Block {
+                window: None,
+                wait: wait.clamp(IN_FLIGHT_WAIT, MOST_IN_FLIGHT_WAIT),
+                short,
+            });
         };
         let most = view.limit.saturating_sub(view.need);
         let end = |cell| window.span.end(cell).since(now);
@@ -127,30 +157,42 @@ impl Account {
     }
 
     /// The windows, and then the requests in flight, if they are limited.
-    fn views(&self, rule: &Rule, need: Need, now: Instant) -> Vec<View> {
-        let windows = self.windows.iter().zip(&rule.windows).map(|(cells, window)| {
-            let need = match window.unit {
-                Unit::Tokens => need.cost,
-                Unit::Requests => need.requests,
-            };
-            (cells, window.span, window.limit, need)
-        });
-        let in_flight = rule
-            .max_in_flight
-            .map(|most| (&self.in_flight, rule.lease, u64::from(most.get()), need.requests));
-        let view = |(cells, span, limit, need): (&Cells, Span, u64, u64)| View {
-            limit,
-            span,
+    fn views(&self, rule: &Rule, need: Need, waiter: Option<u64>, now: Instant) -> Vec<View> {
+        let reset =
+            |span: Span, newest: Option<u64>| newest.map_or(Duration::ZERO, |cell| span.end(cell).since(now));
+        let windows = self.windows.iter().zip(&rule.windows).map(|(cells, window)| View {
+            limit: window.limit,
+            span: window.span,
             used: cells.sum(),
-            reset: cells.newest().map_or(Duration::ZERO, |cell| span.end(cell).since(now)),
-            need,
-        };
-        windows.chain(in_flight).map(view).collect()
+            reset: reset(window.span, cells.newest()),
+            need: match window.unit {
+                Unit::Tokens => need.cost.tokens,
+                Unit::Money => need.cost.money,
+                Unit::Requests => need.requests,
+            },
+        });
+        let in_flight = rule.max_in_flight.map(|most| View {
+            limit: u64::from(most.get()),
+            span: rule.lease,
+            used: self.slots.taken(waiter),
+            reset: reset(rule.lease, self.slots.newest()),
+            need: need.requests,
+        });
+        windows.chain(in_flight).collect()
+    }
+
+    /// The same for claims: who stands in line needs slots, too.
+    fn wants(&self, rule: &Rule, need: Need, now: Instant) -> Vec<View> {
+        let mut views = self.views(rule, need, None, now);
+        if let Some(in_flight) = views.get_mut(rule.windows.len()) {
+            in_flight.need = in_flight.need.saturating_add(self.slots.waiting());
+        }
+        views
     }
 
     /// Whether it is time to claim without being asked to; `None`: there is nothing to claim.
     pub(super) fn due(&self, rule: &Rule, lease: Duration, now: Instant) -> Option<bool> {
-        let views = self.views(rule, Need { cost: 0, requests: 0 }, now);
+        let views = self.wants(rule, Need { cost: Spend::default(), requests: 0 }, now);
         self.allowance.as_ref()?.due(&views, lease, now)
     }
 
@@ -159,11 +201,11 @@ impl Account {
         &mut self,
         rule: &Rule,
         key: u64,
-        waiting: Option<(u64, u64)>,
+        waiting: Option<(Spend, u64)>,
         now: Instant,
     ) -> Option<Claim> {
         let (cost, requests) = waiting.unwrap_or_default();
-        let views = self.views(rule, Need { cost, requests }, now);
+        let views = self.wants(rule, Need { cost, requests }, now);
         let (turn, parts) = self.allowance.as_mut()?.claim(&views, waiting.is_none(), now);
         Some(Claim { rule: rule.shared_id, key, turn, parts })
     }
@@ -183,13 +225,11 @@ impl Account {
     }
 
     /// Charges the estimate.
-    pub(super) fn reserve(&mut self, rule: &Rule, cost: u64, now: Instant) {
+    pub(super) fn reserve(&mut self, rule: &Rule, cost: Spend, guest: &Guest, now: Instant) {
         for (cells, window) in self.windows.iter_mut().zip(&rule.windows) {
             cells.add(window.span.cell(now), window.unit.amount(cost));
         }
-        if rule.max_in_flight.is_some() {
-            self.in_flight.add(rule.lease.cell(now), 1);
-        }
+        self.slots.take(rule, guest, now);
         if let Some(allowance) = &mut self.allowance {
             let windows = rule.windows.iter().map(|window| window.unit.amount(cost));
             windows.chain([1]).enumerate().for_each(|(part, amount)| allowance.admit(part, amount));
@@ -197,22 +237,76 @@ impl Account {
     }
 
     /// Takes a [`Account::reserve`] back whole, requests too: the request was not admitted after all.
-    pub(super) fn cancel(&mut self, rule: &Rule, cost: u64, at: Instant) {
+    pub(super) fn cancel(&mut self, rule: &Rule, cost: Spend, guest: &Guest, at: Instant) {
         for (cells, window) in self.windows.iter_mut().zip(&rule.windows) {
             cells.take(window.span.cell(at), window.unit.amount(cost));
         }
-        self.in_flight.take(rule.lease.cell(at), 1);
+        self.slots.give_back(rule, guest, 0, at, at);
     }
 
     /// Corrects what was charged at `at` as `reserved` to what was used. Requests stay counted, whatever came of them.
-    pub(super) fn settle(&mut self, rule: &Rule, at: Instant, reserved: u64, used: u64, now: Instant) {
+    pub(super) fn settle(
+        &mut self,
+        rule: &Rule,
+        at: Instant,
+        guest: &Guest,
+        [reserved, used]: [Spend; 2],
+        now: Instant,
+    ) {
         for (cells, window) in self.windows.iter_mut().zip(&rule.windows) {
-            if window.unit == Unit::Tokens {
+            if window.unit != Unit::Requests {
+                let [reserved, used] = [reserved, used].map(|cost| window.unit.amount(cost));
                 cells.take(window.span.cell(at), reserved.saturating_sub(used));
                 cells.add(window.span.cell(now), used.saturating_sub(reserved));
             }
         }
-        self.in_flight.take(rule.lease.cell(at), 1);
+        self.slots.give_back(rule, guest, used.tokens, at, now);
+    }
+
+    /// Stands in line.
+    pub(super) fn join(&mut self, rule: &Rule, waiter: Waiter, now: Instant) -> Joined {
+        self.slots.join(rule, waiter, now)
+    }
+
+    /// Goes away out of the line.
+    pub(super) fn leave(&mut self, waiter: u64, now: Instant) {
+        self.slots.leave(waiter, now);
+    }
+
+    /// Whether somebody who stands in line could be called.
+    pub(super) fn may_call(&self, rule: &Rule, now: Instant) -> bool {
+        self.slots.may_call(self.most_slots(rule, now))
+    }
+
+    /// Calls those whose turn it is.
+    pub(super) fn call(&mut self, rule: &Rule, now: Instant) -> Vec<u64> {
+        let slots = self.most_slots(rule, now);
+        self.slots.call(slots, now)
+    }
+
+    /// Slots that this proxy has. Without an allowance that holds it has all of them: who is called finds out whether
+    /// that may be so.
+    fn most_slots(&self, rule: &Rule, now: Instant) -> u64 {
+        let all = rule.max_in_flight.map_or(0, |most| u64::from(most.get()));
+        let held = self.allowance.as_ref().filter(|allowance| allowance.holds(now));
+        held.map_or(all, |allowance| allowance.amount(rule.windows.len(), now).min(all))
+    }
+
+    /// Requests in flight and in line.
+    pub(super) fn slots(&self) -> &Slots {
+        &self.slots
+    }
+
+    /// How much of a window is used, in percent, where that is past its soft stage: the fullest one.
+    pub(super) fn softened<'a>(&self, rule: &'a Rule, now: Instant) -> Option<(u8, &'a Window)> {
+        let windows = self.windows.iter().zip(&rule.windows).enumerate();
+        let softened = windows.filter_map(|(part, (cells, window))| {
+            let others = self.allowance.as_ref().map_or(0, |allowance| allowance.others(part, now));
+            let used = u128::from(cells.sum().saturating_add(others)) * 100;
+            let percent = u8::try_from(used / u128::from(window.limit.max(1))).unwrap_or(u8::MAX);
+            (percent >= window.soft_percent?).then_some((percent, window))
+        });
+        softened.max_by_key(|(percent, window)| (window.demote.is_some(), *percent))
     }
 
     /// What is left of the window of a unit that would be full first.
@@ -240,7 +334,7 @@ impl Account {
     /// Requests in flight.
     #[cfg(test)]
     pub(super) fn in_flight(&self) -> u64 {
-        self.in_flight.sum()
+        self.slots.taken(None)
     }
 
     /// From when on nothing of it counts; `None` when nothing does now.
@@ -248,7 +342,7 @@ impl Account {
         let windows = self.windows.iter().zip(&rule.windows);
         let ends = windows.filter_map(|(cells, window)| Some(window.span.end(cells.newest()?)));
         let held = self.allowance.as_ref().and_then(Allowance::idle_at);
-        ends.chain(self.in_flight.newest().map(|cell| rule.lease.end(cell))).chain(held).max()
+        ends.chain(self.slots.idle_at(rule)).chain(held).max()
     }
 
     /// How full its fullest window is, in 65,535ths.
@@ -258,12 +352,14 @@ impl Account {
             let full = u128::from(window.limit.max(1));
             u16::try_from(u128::from(cells.sum()) * u128::from(u16::MAX) / full).unwrap_or(u16::MAX)
         });
-        fills.max().unwrap_or(0)
+        // Who waits here must find its place again.
+        if self.slots.waiting() > 0 { u16::MAX } else { fills.max().unwrap_or(0) }
     }
 
     /// Appends it as bytes.
     pub(super) fn write(&self, to: &mut Vec<u8>) {
-        self.windows.iter().chain([&self.in_flight]).for_each(|cells| cells.write(to));
+        self.windows.iter().for_each(|cells| cells.write(to));
+        self.slots.write(to);
         if let Some(allowance) = &self.allowance {
             allowance.write(to);
         }
@@ -272,11 +368,11 @@ impl Account {
     /// Reads what [`Account::write`] wrote under the same windows.
     pub(super) fn read(rule: &Rule, mut from: &[u8]) -> Option<Self> {
         let windows = rule.windows.iter().map(|_| Cells::read(&mut from)).collect::<Option<_>>()?;
-        let in_flight = Cells::read(&mut from)?;
+        let slots = Slots::read(rule, &mut from)?;
         let allowance = match rule.shared {
             true => Some(Allowance::read(&mut from)?),
             false => None,
         };
-        from.is_empty().then_some(Self { windows, in_flight, allowance })
+        from.is_empty().then_some(Self { windows, slots, allowance })
     }
 }

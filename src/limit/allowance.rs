@@ -12,8 +12,9 @@
 //! then a request that does not fit waits for one call, and all that is left of the limit can be used by whoever asks.
 
 use super::claim::{Claimed, Grant};
-use super::window::{Span, read_number, write_number};
+use super::window::Span;
 use crate::instant::Instant;
+use crate::varint::{read_number, write_number};
 use std::time::Duration;
 
 /// What a proxy may use of one key.
@@ -75,6 +76,11 @@ impl Allowance {
     /// What may be used of a part now.
     pub(super) fn amount(&self, part: usize, now: Instant) -> u64 {
         self.parts.get(part).filter(|_| now < self.until).map_or(0, |part| part.amount)
+    }
+
+    /// Whether what was granted holds.
+    pub(super) fn holds(&self, now: Instant) -> bool {
+        now < self.until
     }
 
     /// What others have used of a part, as last heard; zero when that is too long ago.

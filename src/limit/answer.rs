@@ -7,8 +7,12 @@
 use super::account::Standing;
 use super::verdict::{Admitted, Denied, Reason};
 use crate::request::{Dialect, Refusal};
+use crate::wire::DROPPED_REASON;
 use serde_json::json;
 use std::time::Duration;
+
+/// Beyond this nobody waits: four years.
+const FOR_EVER: Duration = Duration::from_secs(4 * 366 * 86_400);
 
 /// An answer instead of the endpoint's.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,23 +45,50 @@ impl Denied {
                 return Answer { status: self.status(), headers: Vec::new(), body };
             }
             (Reason::Quota { .. }, Dialect::Messages) => ("permission_error", ""),
-            (_, Dialect::Messages) => ("rate_limit_error", ""),
+            (Reason::Full { .. }, Dialect::Messages) => ("rate_limit_error", ""),
             (Reason::Quota { .. }, _) => ("insufficient_quota", "insufficient_quota"),
             (Reason::Full { unit, .. }, _) => (unit.name(), "rate_limit_exceeded"),
-            (Reason::Crowded | Reason::Contended, _) => ("requests", "rate_limit_exceeded"),
+            (Reason::Expired, _) => {
+                return Answer {
+                    status: self.status(),
+                    headers: self.waiting_headers(dialect),
+                    body: Refusal::new(dialect, self.status(), self.message()).body(),
+                };
+            }
+            (_, Dialect::Messages) => ("rate_limit_error", ""),
+            (_, _) => ("requests", "rate_limit_exceeded"),
         };
         let message = self.message();
         let body = match dialect {
             Dialect::Messages => json!({"type": "error", "error": {"type": kind, "message": message}}),
             _ => json!({"error": {"message": message, "type": kind, "param": null, "code": code}}),
         };
-        let mut headers = vec![("retry-after", self.retry_after_s().to_string())];
-        if dialect != Dialect::Messages {
-            // OpenAI's clients prefer this one.
-            headers.push(("retry-after-ms", self.wait.as_millis().max(1).to_string()));
-        }
+        let mut headers = self.waiting_headers(dialect);
         headers.extend(standing_headers(self.tokens, self.requests, dialect, wall));
         Answer { status: self.status(), headers, body: body.to_string() }
+    }
+
+    /// When to come again, unless it is never; and, of those that were in line or might have been, why they are not.
+    fn waiting_headers(&self, dialect: Dialect) -> Vec<(&'static str, String)> {
+        let mut headers = Vec::new();
+        if !self.is_for_ever() {
+            headers.push(("retry-after", self.retry_after_s().to_string()));
+            if dialect != Dialect::Messages {
+                // OpenAI's clients prefer this one.
+                headers.push(("retry-after-ms", self.wait.as_millis().max(1).to_string()));
+            }
+        }
+        match self.reason {
+            Reason::LineFull | Reason::Shed => headers.push((DROPPED_REASON, "rejected-saturated".into())),
+            Reason::Expired => headers.push((DROPPED_REASON, "rejected-ttl-expired".into())),
+            _ => {}
+        }
+        headers
+    }
+
+    /// Whether waiting is of no use: what was used counts for ever.
+    fn is_for_ever(&self) -> bool {
+        self.wait > FOR_EVER
     }
 
     /// Whole seconds to wait.
@@ -69,29 +100,35 @@ impl Denied {
         match self.reason {
             Reason::TooLarge => 400,
             Reason::Quota { .. } => 403,
+            Reason::Expired => 503,
             _ => 429,
         }
     }
 
     fn message(&self) -> String {
-        let (limit, wait) = (&self.limit, self.retry_after_s());
-        let tokens = self.cost.div_ceil(1_000);
+        let Self { limit, cost, allows, .. } = self;
+        let wait = self.retry_after_s();
         match self.reason {
             Reason::TooLarge => format!(
-                "this request is estimated at {tokens} tokens, more than the limit {limit} allows at all: {}; send less, or ask for less output",
-                self.allows
+                "this request is estimated at {cost}, more than the limit {limit} allows at all: {allows}; send less, or ask for less output"
             ),
             Reason::Full { .. } => format!(
-                "limit {limit} reached: {}; this request is estimated at {tokens} tokens; try again in {wait} s",
-                self.allows
+                "limit {limit} reached: {allows}; this request is estimated at {cost}; try again in {wait} s"
             ),
+            Reason::Quota { .. } if self.is_for_ever() => format!("quota {limit} used up: {allows}"),
             Reason::Quota { .. } => {
-                format!(
-                    "quota {limit} used up: {}; there will be room for this request in {wait} s",
-                    self.allows
-                )
+                format!("quota {limit} used up: {allows}; there will be room for this request in {wait} s")
             }
-            Reason::Crowded => format!("limit {limit} reached: {}; try again in {wait} s", self.allows),
+            Reason::Crowded => format!("limit {limit} reached: {allows}; try again in {wait} s"),
+            Reason::LineFull => {
+                format!("limit {limit} reached: {allows}, and no more can wait; try again in {wait} s")
+            }
+            Reason::Shed => format!(
+                "limit {limit} reached: {allows}, and requests of this priority do not wait; try again in {wait} s"
+            ),
+            Reason::Expired => format!(
+                "limit {limit} reached: {allows}, and it was not this request's turn in time; try again in {wait} s"
+            ),
             Reason::Contended => {
                 format!("limit {limit} could not be counted just now; try again in {wait} s")
             }

@@ -10,8 +10,8 @@
 
 use super::account::Account;
 use super::rule::Rule;
-use super::window::{read_number, write_number};
 use crate::instant::Instant;
+use crate::varint::{read_number, write_number};
 
 /// Most accounts in a book.
 pub(super) const MOST: usize = 16;

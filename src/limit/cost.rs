@@ -14,6 +14,7 @@
 //! what answers of this model usually come to (`usual.rs`), and `output_tokens` until one was seen. An estimate without a
 //! bound may be wrong by much, so it never makes a request too large: it is cut to what the limits allow.
 
+use super::money::Prices;
 use super::usual::Usual;
 use crate::invalid::Invalid;
 use crate::request::Facts;
@@ -38,6 +39,8 @@ pub struct Config {
     pub output_tokens: NonZeroU32,
     /// How much output is reserved for a request that has a bound.
     pub reserve: Reserve,
+    /// What tokens cost in money, for limits that count it.
+    pub prices: Option<Prices>,
 }
 
 impl Default for Config {
@@ -48,6 +51,7 @@ impl Default for Config {
             models: BTreeMap::new(),
             output_tokens: OUTPUT_TOKENS,
             reserve: Reserve::Bound,
+            prices: None,
         }
     }
 }
@@ -128,13 +132,42 @@ impl Weights {
     }
 }
 
-/// What a request is expected to cost, in thousandths of a token.
+/// What something costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spend {
+    /// Thousandths of a weighted token.
+    pub tokens: u64,
+    /// Billionths of a unit of money; 0 where there are no prices.
+    pub money: u64,
+}
+
+impl Spend {
+    /// Both together.
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            tokens: self.tokens.saturating_add(other.tokens),
+            money: self.money.saturating_add(other.money),
+        }
+    }
+
+    /// Without the other.
+    pub fn minus(self, other: Self) -> Self {
+        Self {
+            tokens: self.tokens.saturating_sub(other.tokens),
+            money: self.money.saturating_sub(other.money),
+        }
+    }
+}
+
+/// What a request is expected to cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Estimate {
     /// What it may cost at the most.
-    pub cost: u64,
+    pub cost: Spend,
     /// What must fit into a limit: a guess of the output is left out.
-    pub firm: u64,
+    pub firm: Spend,
+    /// What it will cost by all that is known, in thousandths of a token.
+    pub likely: u64,
     /// Prompt tokens.
     pub input: u64,
 }
@@ -186,6 +219,9 @@ impl Cost {
                 "empty; name a model, or the beginning of names with `*`",
             ));
         }
+        if let Some(prices) = &config.prices {
+            prices.check().map_err(|invalid| invalid.within("prices"))?;
+        }
         Ok(Self { config, usual: Usual::default() })
     }
 
@@ -203,14 +239,29 @@ impl Cost {
         let model = facts.model.as_deref();
         let input = u64::from(facts.prompt_tokens);
         let expected = self.usual.output(model).unwrap_or(u64::from(self.config.output_tokens.get()));
-        let weights = self.weights(model);
-        let prompt = weights.most(input, 0);
         let (output, firm) = match (facts.max_output_tokens.map(u64::from), self.config.reserve) {
-            (Some(bound), Reserve::Bound) => (bound, weights.most(input, bound)),
-            (Some(bound), Reserve::Usual) => (bound.min(expected), prompt),
-            (None, _) => (expected, prompt),
+            (Some(bound), Reserve::Bound) => (bound, bound),
+            (Some(bound), Reserve::Usual) => (bound.min(expected), 0),
+            (None, _) => (expected, 0),
         };
-        Estimate { cost: weights.most(input, output), firm, input }
+        let likely = facts.max_output_tokens.map_or(expected, |bound| expected.min(u64::from(bound)));
+        Estimate {
+            cost: self.most(model, input, output),
+            firm: self.most(model, input, firm),
+            likely: self.weights(model).most(input, likely),
+            input,
+        }
+    }
+
+    /// The most that so much input and output can cost.
+    fn most(&self, model: Option<&str>, input: u64, output: u64) -> Spend {
+        let money = self.prices().map_or(0, |prices| prices.of(model).most(input, output));
+        Spend { tokens: self.weights(model).most(input, output), money }
+    }
+
+    /// Prices, if there are any.
+    pub(super) fn prices(&self) -> Option<&Prices> {
+        self.config.prices.as_ref()
     }
 
     /// What a request did cost, and whether that is an estimate.
@@ -218,17 +269,18 @@ impl Cost {
         &self,
         model: Option<&str>,
         input: u64,
-        reserved: u64,
+        reserved: Spend,
         outcome: &Outcome,
-    ) -> (u64, bool) {
-        let weights = self.weights(model);
+    ) -> (Spend, bool) {
+        let cost = |usage: &Usage| Spend {
+            tokens: self.weights(model).cost(usage),
+            money: self.prices().map_or(0, |prices| prices.of(model).cost(usage)),
+        };
         match outcome {
-            Outcome::Nothing => (0, false),
-            Outcome::Used(usage) => (weights.cost(usage), false),
-            Outcome::Cut(usage) => (weights.cost(usage), true),
-            Outcome::Delivered(output) => {
-                (weights.cost(&Usage { input, output: *output, ..Usage::default() }), true)
-            }
+            Outcome::Nothing => (Spend::default(), false),
+            Outcome::Used(usage) => (cost(usage), false),
+            Outcome::Cut(usage) => (cost(usage), true),
+            Outcome::Delivered(output) => (cost(&Usage { input, output: *output, ..Usage::default() }), true),
             Outcome::Unknown => (reserved, true),
         }
     }

@@ -13,36 +13,50 @@
 //! Proxies that share no store share the limits by *allowances*, which a scorer grants: [`Ledger`] is its side, and
 //! [`Limits::claim`] and [`Limits::hear`] are the proxy's. `ledger.rs` argues why no window holds too much then either.
 //!
-//! Not here: queues, priorities, budgets in money.
+//! Requests that find no slot may stand in line for one (`waiting.rs`); who is next is [`crate::queue`]'s to say. A budget is a
+//! window that counts money (`money.rs`).
 
 mod account;
 mod allowance;
 mod answer;
 mod book;
+mod charge;
 mod claim;
+mod config;
 mod cost;
 mod key;
 mod ledger;
+mod money;
 mod rule;
+mod slots;
 mod usual;
 mod verdict;
+mod waiting;
 mod window;
 
 pub use account::{Reach, Standing};
 pub use answer::Answer;
 pub use claim::{Claim, Claimed, Claims, Grant, Granted, Grants};
-pub use cost::{Config as CostConfig, Cost, Estimate, Outcome, Reserve, Weight, Weights};
+pub use config::{Config, FailureMode, Limit, Quantity, Queue, Share, When};
+pub use cost::{Config as CostConfig, Cost, Estimate, Outcome, Reserve, Spend, Weight, Weights};
 pub use key::{Asked, Identity, Part};
 pub use ledger::{Ledger, Record};
-pub use rule::{Config, FailureMode, Limit, Quantity, Share, Unit, When};
-pub use verdict::{Admitted, Charge, Denied, Hold, Reason, Short, Ticket, Verdict};
+pub use money::{Money, PerMillion, Price, Prices};
+pub use rule::Unit;
+pub use verdict::{Admitted, Charge, Denied, Hold, Reason, Short, Softened, Ticket, Verdict, Wait, Waiting};
+pub use waiting::Stands;
 pub use window::{CELLS, Cells, Span};
 
 use crate::instant::Instant;
 use crate::invalid::Invalid;
+use crate::request::word;
 use book::Book;
+use charge::Kept;
 use rule::Rule;
+use slots::Guest;
+use std::collections::BTreeMap;
 use std::time::Duration;
+use verdict::Words;
 
 /// Versioned bytes by name, shared by all who count together.
 pub trait Store {
@@ -50,6 +64,9 @@ pub trait Store {
     fn get(&self, name: &str) -> Option<(Vec<u8>, u32)>;
     /// Writes a value if `version` is still its version; `None`: if there is none yet. Says whether it did.
     fn put(&self, name: &str, value: &[u8], version: Option<u32>) -> bool;
+    /// Tells a request that stood in line under this name, wherever it is held, that it has been called or has lost its
+    /// place. It is a hint: who gets none looks for itself now and then.
+    fn wake(&self, _waiter: u64) {}
 }
 
 /// The limits of a configuration.
@@ -58,6 +75,7 @@ pub struct Limits {
     rules: Vec<Rule>,
     cost: Cost,
     identity: Identity,
+    objectives: BTreeMap<String, i32>,
     seed: u64,
 }
 
@@ -77,11 +95,20 @@ impl Limits {
                     format!("{} is the name of another limit", rule.name),
                 )));
             }
+            rule.check(config).map_err(within)?;
             rules.push(rule);
         }
         config.check_share()?;
+        let named = |name: &&String| word(name).as_ref() != Some(*name);
+        if let Some(name) = config.objectives.keys().find(named) {
+            return Err(Invalid::new(
+                format!("objectives.{name}"),
+                "no name of an objective: letters, digits, `-`, `_` and `.`",
+            ));
+        }
         let cost = Cost::new(config.cost.clone()).map_err(|invalid| invalid.within("cost"))?;
-        Ok(Self { rules, cost, identity: config.identity.clone(), seed })
+        let (identity, objectives) = (config.identity.clone(), config.objectives.clone());
+        Ok(Self { rules, cost, identity, objectives, seed })
     }
 
     /// Whether any limit looks at headers.
@@ -91,56 +118,109 @@ impl Limits {
 
     /// Whether any limit looks at the client's address.
     pub fn needs_address(&self) -> bool {
-        self.rules.iter().any(|rule| rule.key.contains(&Part::Ip))
+        self.rules.iter().any(|rule| rule.parts_of_keys().any(|part| *part == Part::Ip))
     }
 
-    /// Admits a request and charges what it may cost, in all limits or in none. `reach` matters only where limits are
-    /// shared.
+    /// Whether requests may have to stand in line.
+    pub fn has_queues(&self) -> bool {
+        self.rules.iter().any(|rule| rule.queue.is_some())
+    }
+
+    /// Admits a request and charges what it may cost, in all limits or in none; it does not wait. `reach` matters only where
+    /// limits are shared.
     pub fn admit(&self, store: &dyn Store, asked: &Asked<'_>, reach: Reach, now: Instant) -> Verdict {
+        self.admit_or_wait(store, asked, reach, None, now)
+    }
+
+    /// The same for a request that can wait, and has perhaps waited already.
+    pub fn admit_or_wait(
+        &self,
+        store: &dyn Store,
+        asked: &Asked<'_>,
+        reach: Reach,
+        waiting: Option<Waiting>,
+        now: Instant,
+    ) -> Verdict {
+        let hash = |key: &[Part]| key::hash(key, asked, &self.identity, self.seed);
+        let mut estimate = self.cost.estimate(asked.facts);
+        let waiter = waiting.map(|waiting| waiting.id);
         let matching = self.rules.iter().enumerate().filter(|(_, rule)| rule.matches(asked));
-        let holds: Vec<Hold> = matching
-            .map(|(at, rule)| Hold { rule: at, key: key::hash(&rule.key, asked, &self.identity, self.seed) })
-            .collect();
+        let (holds, guests): (Vec<Hold>, Vec<Guest>) = matching
+            .map(|(at, rule)| {
+                let client = rule.queue.as_ref().map_or(0, |queue| hash(&queue.fair_by));
+                let guest = Guest { client, likely: estimate.likely, waiter };
+                (Hold { rule: at, key: hash(&rule.key) }, guest)
+            })
+            .unzip();
         if holds.is_empty() {
             return Verdict::Unlimited;
         }
-        let mut estimate = self.cost.estimate(asked.facts);
-        let tokens = |hold: &Hold| Some((self.rules.get(hold.rule)?.tokens()?, hold.rule));
-        if let Some(((most, secs), at)) = holds.iter().filter_map(tokens).min() {
-            if estimate.firm > most {
+        for (unit, firm, cost) in [
+            (Unit::Tokens, estimate.firm.tokens, &mut estimate.cost.tokens),
+            (Unit::Money, estimate.firm.money, &mut estimate.cost.money),
+        ] {
+            let least = |hold: &Hold| Some((self.rules.get(hold.rule)?.least(unit)?, hold.rule));
+            let Some(((most, secs), at)) = holds.iter().filter_map(least).min() else { continue };
+            if firm > most {
                 let name = self.rules.get(at).map_or("", |rule| &rule.name);
-                return Verdict::Denied(Box::new(Denied::too_large(at, name, most, secs, estimate.firm)));
+                let (allows, firm) = (self.words().window(unit, most, secs), self.words().amount(unit, firm));
+                return Verdict::Denied(Box::new(Denied::too_large(at, name, allows, firm)));
             }
-            estimate.cost = estimate.cost.min(most);
+            *cost = (*cost).min(most);
         }
-        match self.charge_all(store, &holds, estimate.cost, reach, now) {
+        match self.charge_all(store, &holds, &guests, estimate.cost, reach, now) {
             Err(Kept::Out(denied)) => Verdict::Denied(denied),
             Err(Kept::Short) => Verdict::Short(Short { holds, cost: estimate.cost }),
+            Err(Kept::Crowded { denied, demoted }) => {
+                let guest = holds.iter().zip(&guests).find(|(hold, _)| hold.rule == denied.rule);
+                match (guest, waiting) {
+                    (Some((hold, guest)), Some(waiting)) => {
+                        let priority = self.priority(asked.facts.objective.as_deref());
+                        let priority = demoted.map_or(priority, |demoted| demoted.min(priority));
+                        self.stand_in_line(store, *hold, guest, waiting, priority, denied, now)
+                    }
+                    _ => Verdict::Denied(denied),
+                }
+            }
             Ok(charged) => Verdict::Admitted(Admitted {
                 tokens: first_to_end(charged.iter().filter_map(|charged| charged.tokens)),
                 requests: first_to_end(charged.iter().filter_map(|charged| charged.requests)),
                 evicted: charged.iter().map(|charged| u32::from(charged.evicted)).sum(),
-                ticket: Ticket::new(holds, &estimate, asked.facts, now),
+                softened: charged
+                    .into_iter()
+                    .filter_map(|charged| charged.softened)
+                    .max_by_key(|softened| (softened.demote.is_some(), softened.percent)),
+                ticket: Ticket::new(holds, guests, &estimate, asked.facts, now),
             }),
         }
     }
 
+    /// The priority of an objective.
+    pub fn priority(&self, objective: Option<&str>) -> i32 {
+        objective.and_then(|name| self.objectives.get(name)).copied().unwrap_or(0)
+    }
+
+    /// How amounts are said.
+    fn words(&self) -> Words<'_> {
+        Words { currency: self.cost.prices().map_or("", |prices| &prices.currency) }
+    }
+
     /// A request is over: charges what it used in place of what was charged in advance.
     pub fn settle(&mut self, store: &dyn Store, ticket: Ticket, outcome: &Outcome, now: Instant) -> Charge {
-        let Ticket { holds, at, reserved, input, model } = ticket;
+        let Ticket { holds, guests, at, reserved, input, model } = ticket;
         let (cost, estimated) = self.cost.charge(model.as_deref(), input, reserved, outcome);
-        for hold in &holds {
+        for (hold, guest) in holds.iter().zip(&guests) {
             let Some(rule) = self.rules.get(hold.rule) else { continue };
-            if rule.max_in_flight.is_some() || cost != reserved && rule.tokens().is_some() {
+            if rule.max_in_flight.is_some() || cost != reserved && rule.counts_use() {
                 self.change(store, *hold, now, |rule, book| {
-                    book.account.settle(rule, at, reserved, cost, now);
+                    book.account.settle(rule, at, guest, [reserved, cost], now);
                 });
             }
         }
         if let (Outcome::Used(usage), Some(model)) = (outcome, &model) {
             self.cost.learn(model, usage);
         }
-        Charge { cost, estimated }
+        Charge { cost: cost.tokens, money: cost.money, estimated }
     }
 
     /// Claims more of a key, for requests that wait; so much they cost, and so many they are.
@@ -148,7 +228,7 @@ impl Limits {
         &self,
         store: &dyn Store,
         hold: Hold,
-        cost: u64,
+        cost: Spend,
         requests: u64,
         now: Instant,
     ) -> Option<Claim> {
@@ -177,62 +257,8 @@ impl Limits {
         self.change(store, hold, now, |_, book| book.account.hear(grant, sent, lease, vain, now));
     }
 
-    /// Charges in all limits, or in none. All are looked at before the first is written, so a request that is refused
-    /// usually writes nothing; if one fills up meanwhile, what was written is taken back. One alone need not be
-    /// looked at twice.
-    fn charge_all(
-        &self,
-        store: &dyn Store,
-        holds: &[Hold],
-        cost: u64,
-        reach: Reach,
-        now: Instant,
-    ) -> Result<Vec<Charged>, Kept> {
-        let mut found = Vec::with_capacity(holds.len());
-        let mut denied: Option<Denied> = None;
-        let mut short = false;
-        for hold in holds {
-            let Some(rule) = self.rules.get(hold.rule) else { continue };
-            let name = place(rule, hold.key);
-            let stored = store.get(&name);
-            if holds.len() > 1 {
-                let book = open(stored.as_ref(), hold.key, rule, now);
-                let next = book.account.block(rule, cost, reach, now);
-                short |= next.is_some_and(|block| block.short);
-                let next = next.filter(|block| !block.short);
-                let next = next.map(|block| Denied::new(hold.rule, rule, &block, &book, cost, now));
-                denied = match (denied, next) {
-                    (Some(denied), Some(next)) if denied.wait < next.wait => Some(next),
-                    (denied, next) => denied.or(next),
-                };
-            }
-            found.push((*hold, rule, name, stored));
-        }
-        if let Some(denied) = denied {
-            return Err(Kept::Out(Box::new(denied)));
-        }
-        if short {
-            return Err(Kept::Short);
-        }
-        let mut charged = Vec::with_capacity(found.len());
-        for (hold, rule, name, stored) in found {
-            match charge(store, hold, rule, &name, stored, cost, reach, now) {
-                Ok(one) => charged.push(one),
-                Err(kept) => {
-                    for Hold { rule, key } in holds.iter().take(charged.len()) {
-                        self.change(store, Hold { rule: *rule, key: *key }, now, |rule, book| {
-                            book.account.cancel(rule, cost, now);
-                        });
-                    }
-                    return Err(kept);
-                }
-            }
-        }
-        Ok(charged)
-    }
-
-    /// Changes one account, over again until no other change came between; `None` when there is no such limit, or others
-    /// came between each time.
+    /// Changes one account, over again until no other change came between, and calls those whose turn it is then; `None` when
+    /// there is no such limit, or others came between each time.
     fn change<T>(
         &self,
         store: &dyn Store,
@@ -246,8 +272,10 @@ impl Limits {
             let stored = store.get(&name);
             let mut book = open(stored.as_ref(), hold.key, rule, now);
             let changed = change(rule, &mut book);
+            let called = book.account.call(rule, now);
             let (bytes, _) = book.close(rule);
             if store.put(&name, &bytes, stored.map(|(_, version)| version)) {
+                called.into_iter().for_each(|waiter| store.wake(waiter));
                 return Some(changed);
             }
         }
@@ -277,20 +305,6 @@ pub struct Heard {
     pub vain: Duration,
 }
 
-/// Why a request was not charged.
-enum Kept {
-    Out(Box<Denied>),
-    Short,
-}
-
-/// What was charged in one limit.
-#[derive(Clone, Copy, Debug)]
-struct Charged {
-    tokens: Option<Standing>,
-    requests: Option<Standing>,
-    evicted: bool,
-}
-
 /// The name of the stored value that has a key's account.
 fn place(rule: &Rule, key: u64) -> String {
     format!("weir.limit.{:016x}.{:x}", rule.id, key % rule.books.max(1))
@@ -300,43 +314,12 @@ fn open<'a>(stored: Option<&'a (Vec<u8>, u32)>, key: u64, rule: &Rule, now: Inst
     Book::open(stored.map_or(&[], |(bytes, _)| bytes), key, rule, now)
 }
 
-/// Charges in one limit, beginning with what was found there.
-#[allow(clippy::too_many_arguments, reason = "all of them are what it is about")]
-fn charge(
-    store: &dyn Store,
-    hold: Hold,
-    rule: &Rule,
-    name: &str,
-    mut stored: Option<(Vec<u8>, u32)>,
-    cost: u64,
-    reach: Reach,
-    now: Instant,
-) -> Result<Charged, Kept> {
-    for _ in 0..TRIES {
-        let mut book = open(stored.as_ref(), hold.key, rule, now);
-        match book.account.block(rule, cost, reach, now) {
-            Some(block) if block.short => return Err(Kept::Short),
-            Some(block) => {
-                return Err(Kept::Out(Box::new(Denied::new(hold.rule, rule, &block, &book, cost, now))));
-            }
-            None => {}
-        }
-        book.account.reserve(rule, cost, now);
-        let tokens = book.account.standing(rule, Unit::Tokens, now);
-        let requests = book.account.standing(rule, Unit::Requests, now);
-        let (bytes, evicted) = book.close(rule);
-        if store.put(name, &bytes, stored.as_ref().map(|(_, version)| *version)) {
-            return Ok(Charged { tokens, requests, evicted });
-        }
-        stored = store.get(name);
-    }
-    Err(Kept::Out(Box::new(Denied::contended(hold.rule, rule, cost))))
-}
-
 fn first_to_end(standings: impl Iterator<Item = Standing>) -> Option<Standing> {
     standings.min_by_key(|standing| (standing.remaining, std::cmp::Reverse(standing.reset)))
 }
 
+#[cfg(test)]
+mod in_line;
 #[cfg(test)]
 mod sharing;
 #[cfg(test)]

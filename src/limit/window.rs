@@ -17,6 +17,7 @@
 //! as there are requests. Only cells that hold something are kept, so a key that is used now and then takes a few bytes.
 
 use crate::instant::Instant;
+use crate::varint::{read_number, write_number};
 use std::num::NonZeroU32;
 
 /// Cells that make up the length of a window.
@@ -152,32 +153,6 @@ impl Cells {
         cells.reverse();
         Some(Self(cells))
     }
-}
-
-/// Appends a number, seven bits a byte, little end first.
-pub(super) fn write_number(to: &mut Vec<u8>, mut number: u64) {
-    while number > 0x7f {
-        to.push(number as u8 | 0x80);
-        number >>= 7;
-    }
-    to.push(number as u8);
-}
-
-/// Takes a number off the front of bytes.
-pub(super) fn read_number(from: &mut &[u8]) -> Option<u64> {
-    let (mut number, mut shift) = (0, 0);
-    for (at, byte) in from.iter().enumerate() {
-        number |= u64::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
-            *from = from.get(at + 1..)?;
-            return Some(number);
-        }
-        shift += 7;
-        if shift > 63 {
-            return None;
-        }
-    }
-    None
 }
 
 #[cfg(test)]

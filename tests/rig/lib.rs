@@ -21,7 +21,7 @@ pub use backend::Backend;
 pub use config::{breaker, filter_config, find_all, lead_cluster, no_breaker, place_pool, shipped};
 pub use process::{Process, repository};
 pub use raw::Raw;
-pub use redis::Redis;
+pub use redis::{Redis, Relay, Way};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;

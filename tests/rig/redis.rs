@@ -5,7 +5,10 @@ use crate::{free_port, wait_until};
 use anyhow::{Context, Result};
 use std::path::Path;
 use std::process::Command;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 /// A server that runs, with nothing on disk.
 #[derive(Debug)]
@@ -14,7 +17,8 @@ pub struct Redis {
     pub url: String,
     /// Its process.
     pub process: Process,
-    port: u16,
+    /// Where it listens.
+    pub port: u16,
     log: std::path::PathBuf,
 }
 
@@ -56,4 +60,94 @@ impl Redis {
     pub fn keys(&self) -> Result<Vec<String>> {
         Ok(self.ask(&["KEYS", "*"])?.lines().map(str::to_owned).filter(|name| !name.is_empty()).collect())
     }
+}
+
+/// What becomes of a store's answers on their way through a [`Relay`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Nothing.
+    Straight,
+    /// Each is late by so much.
+    Late(Duration),
+    /// Each comes as something else.
+    Garbled,
+}
+
+/// Stands between scorers and their store.
+#[derive(Debug)]
+pub struct Relay {
+    /// `redis://127.0.0.1:PORT`.
+    pub url: String,
+    now: Arc<Mutex<(u16, Way)>>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Relay {
+    /// Leads to the store at this port.
+    pub async fn start(port: u16) -> Result<Self> {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+        let url = format!("redis://{}", listener.local_addr()?);
+        let now = Arc::new(Mutex::new((port, Way::Straight)));
+        let shared = now.clone();
+        let task = tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let (port, _) = *shared.lock().expect("no panics");
+                let now = shared.clone();
+                tokio::spawn(async move {
+                    if let Ok(store) = TcpStream::connect(("127.0.0.1", port)).await {
+                        let _ = relay(client, store, port, &now).await;
+                    }
+                });
+            }
+        });
+        Ok(Self { url, now, task })
+    }
+
+    /// From now on answers go this way.
+    pub fn way(&self, way: Way) {
+        self.now.lock().expect("no panics").1 = way;
+    }
+
+    /// From now on it leads to another store; connections to the one before end with their next command.
+    pub fn lead(&self, port: u16) {
+        self.now.lock().expect("no panics").0 = port;
+    }
+}
+
+async fn relay(client: TcpStream, store: TcpStream, port: u16, now: &Mutex<(u16, Way)>) -> Result<()> {
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_store, mut to_store) = store.into_split();
+    let asks = async {
+        let mut bytes = vec![0; 1 << 16];
+        loop {
+            let read = from_client.read(&mut bytes).await?;
+            if read == 0 || now.lock().expect("no panics").0 != port {
+                return anyhow::Ok(());
+            }
+            to_store.write_all(&bytes[..read]).await?;
+        }
+    };
+    let answers = async {
+        let mut bytes = vec![0; 1 << 16];
+        loop {
+            let read = from_store.read(&mut bytes).await?;
+            if read == 0 {
+                return anyhow::Ok(());
+            }
+            let (_, way) = *now.lock().expect("no panics");
+            match way {
+                Way::Straight => {}
+                Way::Late(by) => tokio::time::sleep(by).await,
+                Way::Garbled => bytes[..read].iter_mut().for_each(|byte| *byte = byte.wrapping_add(1)),
+            }
+            to_client.write_all(&bytes[..read]).await?;
+        }
+    };
+    tokio::select! { ended = asks => ended, ended = answers => ended }
 }

@@ -152,6 +152,15 @@ impl Filter for Chain {
         self.sent(stream, host, flow)
     }
 
+    fn woken(&mut self, stream: &mut Stream, host: &dyn Host) -> Flow {
+        let (Some(end), Some(limit)) = (stream.limiting.take(), &mut self.limit) else {
+            return Flow::Continue;
+        };
+        let part = self.ticks.for_limit(host, &stream.state);
+        let flow = limit.woken(&mut stream.limit, &part);
+        self.limited(stream, host, end, flow)
+    }
+
     fn response_headers(&mut self, stream: &mut Stream, host: &dyn Host, end: bool) {
         if let Some(meter) = &mut stream.meter {
             self.meter.response_headers(meter, &Part::plain(host, &stream.state), end);
@@ -209,7 +218,10 @@ impl Filter for Chain {
     }
 
     fn message(&mut self, host: &dyn Host, queue: u32) {
-        self.pick.message(host, queue);
+        match &mut self.limit {
+            Some(limit) if limit.owns(queue) => limit.message(host, queue),
+            _ => self.pick.message(host, queue),
+        }
     }
 }
 

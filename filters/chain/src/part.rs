@@ -155,6 +155,12 @@ impl Host for Part<'_> {
     fn dequeue(&self, queue: u32) -> Option<Vec<u8>> {
         self.host.dequeue(queue)
     }
+    fn park(&self) {
+        self.host.park();
+    }
+    fn wake(&self, stream: u32) {
+        self.host.wake(stream);
+    }
     fn stream(&self) -> u32 {
         self.host.stream()
     }

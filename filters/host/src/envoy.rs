@@ -4,12 +4,15 @@
 //!   callback that says "continue" would release the headers undecided.
 //! - The reply to a call resumes the request. A reply that comes when none is awaited is dropped.
 //! - Once a request has been answered here nothing resumes it: Envoy would send it on as well.
+//! - A parked request is held in the same way, until the root context wakes it. Only the root's callbacks come then, so what belongs
+//!   to the stream is kept where the root reaches it, and taken back with the stream's own next callback.
 
 use crate::{Body, Call, Fetch, Filter, Flow, Headers, Host, Kind, Metric, Of, Reply, abi};
 use proxy_wasm::hostcalls;
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::{Action, BufferType, ContextType, LogLevel, MapType, MetricType};
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Duration;
 use weir::instant::Instant;
@@ -19,25 +22,76 @@ use weir::wire;
 pub fn start<F: Filter>() {
     proxy_wasm::set_log_level(LogLevel::Info);
     std::panic::set_hook(Box::new(|info| log::error!("{}: {info}", F::NAME)));
-    proxy_wasm::set_root_context(|id| Box::new(Root::<F> { id, filter: None }));
+    proxy_wasm::set_root_context(|id| Box::new(Root::<F> { id, filter: None, parked: Rc::default() }));
 }
 
-struct Root<F> {
+/// Requests that are parked, by their contexts.
+type Parked<F> = Rc<RefCell<HashMap<u32, Open<F>>>>;
+
+struct Root<F: Filter> {
     id: u32,
     filter: Option<Rc<RefCell<F>>>,
+    parked: Parked<F>,
 }
 
 impl<F: Filter> Root<F> {
     fn with(&self, act: impl FnOnce(&mut F, &dyn Host)) {
+        let host = Envoy::new(self.id, self.id);
         if let Some(Ok(mut filter)) = self.filter.as_ref().map(|filter| filter.try_borrow_mut()) {
-            act(&mut filter, &Envoy::new(self.id, self.id));
+            act(&mut filter, &host);
         }
+        for stream in host.woken.take() {
+            // One whose call is out is no longer parked.
+            let parks = |parked: &HashMap<u32, Open<F>>| {
+                parked.get(&stream).is_some_and(|open| open.host.parked.get())
+            };
+            if self.parked.try_borrow().is_ok_and(|parked| parks(&parked)) {
+                self.act_on(stream, |filter, open| {
+                    open.host.parked.set(false);
+                    let flow = filter.woken(&mut open.stream, &open.host);
+                    open.host.parked.set(flow == Flow::Hold && !open.host.waits());
+                    flow
+                });
+            }
+        }
+    }
+
+    /// Lets the filter act on a stream that is kept here, and the request go on if it may.
+    fn act_on(&self, stream: u32, act: impl FnOnce(&mut F, &mut Open<F>) -> Flow) {
+        if !abi::enter(stream) {
+            return;
+        }
+        let taken = self.parked.try_borrow_mut().ok().and_then(|mut parked| parked.remove(&stream));
+        if let Some(mut open) = taken
+            && let Some(Ok(mut filter)) = self.filter.as_ref().map(|filter| filter.try_borrow_mut())
+        {
+            open.host.now.set(None);
+            let flow = act(&mut filter, &mut open);
+            let goes_on = flow == Flow::Continue && !open.host.waits();
+            if let Ok(mut parked) = self.parked.try_borrow_mut() {
+                parked.insert(stream, open);
+            }
+            if goes_on {
+                abi::continue_request();
+            }
+        }
+        abi::enter(self.id);
     }
 }
 
 impl<F: Filter> Context for Root<F> {
     fn on_http_call_response(&mut self, call: u32, _: usize, body_size: usize, _: usize) {
-        self.with(|filter, host| filter.told(host, call, reply(body_size)));
+        // A call that a request made when it was woken: the SDK takes it for the root's.
+        let stream = self.parked.try_borrow().ok().and_then(|parked| {
+            parked.iter().find(|(_, open)| open.host.call.get() == Some(call)).map(|(stream, _)| *stream)
+        });
+        match stream {
+            Some(stream) => self.act_on(stream, |filter, open| {
+                open.host.call.set(None);
+                filter.reply(&mut open.stream, &open.host, reply(body_size))
+            }),
+            None => self.with(|filter, host| filter.told(host, call, reply(body_size))),
+        }
     }
 }
 
@@ -67,7 +121,8 @@ impl<F: Filter> RootContext for Root<F> {
     fn create_http_context(&self, id: u32) -> Option<Box<dyn HttpContext>> {
         let host = Envoy::new(id, self.id);
         let stream = self.filter.as_ref().and_then(|filter| Some(filter.try_borrow_mut().ok()?.open(&host)));
-        Some(Box::new(Http { filter: self.filter.clone(), stream, host }))
+        let open = stream.map(|stream| Open { stream, host });
+        Some(Box::new(Http { id, filter: self.filter.clone(), open, parked: self.parked.clone() }))
     }
 
     fn get_type(&self) -> Option<ContextType> {
@@ -75,26 +130,60 @@ impl<F: Filter> RootContext for Root<F> {
     }
 }
 
-struct Http<F: Filter> {
-    filter: Option<Rc<RefCell<F>>>,
-    stream: Option<F::Stream>,
+/// What belongs to one request.
+struct Open<F: Filter> {
+    stream: F::Stream,
     host: Envoy,
+}
+
+struct Http<F: Filter> {
+    id: u32,
+    filter: Option<Rc<RefCell<F>>>,
+    /// `None` while it is parked.
+    open: Option<Open<F>>,
+    parked: Parked<F>,
 }
 
 impl<F: Filter> Http<F> {
     fn with<T>(&mut self, act: impl FnOnce(&mut F, &mut F::Stream, &dyn Host) -> T) -> Option<T> {
         let mut filter = self.filter.as_ref()?.try_borrow_mut().ok()?;
-        self.host.now.set(None);
-        Some(act(&mut filter, self.stream.as_mut()?, &self.host))
+        if self.open.is_none() {
+            self.open = self.parked.try_borrow_mut().ok()?.remove(&self.id);
+        }
+        let Open { stream, host } = self.open.as_mut()?;
+        host.now.set(None);
+        Some(act(&mut filter, stream, host))
+    }
+
+    /// Whether the request is held by a call, an answer, or a wish to be woken.
+    fn waits(&self) -> bool {
+        match &self.open {
+            Some(open) => open.host.waits(),
+            None => self
+                .parked
+                .try_borrow()
+                .is_ok_and(|parked| parked.get(&self.id).is_some_and(|open| open.host.waits())),
+        }
     }
 
     /// A callback of the request's way: held while a call is out or after an answer.
     fn request(&mut self, act: impl FnOnce(&mut F, &mut F::Stream, &dyn Host) -> Flow) -> Action {
-        if self.host.waits() {
+        if self.waits() {
             return Action::Pause;
         }
         let flow = self.with(act).unwrap_or(Flow::Continue);
-        if flow == Flow::Hold || self.host.waits() { Action::Pause } else { Action::Continue }
+        let holds = flow == Flow::Hold || self.waits();
+        self.park();
+        if holds { Action::Pause } else { Action::Continue }
+    }
+
+    /// Puts what belongs to the stream where the root reaches it, if the filter wants it to.
+    fn park(&mut self) {
+        if let Some(open) = self.open.take_if(|open| open.host.parked.get())
+            && let Ok(mut parked) = self.parked.try_borrow_mut()
+        {
+            parked.insert(self.id, open);
+        }
     }
 }
 
@@ -105,16 +194,15 @@ impl<F: Filter> Context for Http<F> {
     }
 
     fn on_http_call_response(&mut self, call: u32, _: usize, body_size: usize, _: usize) {
-        if self.host.call.get() != Some(call) {
-            return;
-        }
-        self.host.call.set(None);
+        let Some(open) = self.open.as_ref().filter(|open| open.host.call.get() == Some(call)) else { return };
+        open.host.call.set(None);
         let reply = reply(body_size);
         let flow =
             self.with(|filter, stream, host| filter.reply(stream, host, reply)).unwrap_or(Flow::Continue);
-        if flow == Flow::Continue && !self.host.waits() {
+        if flow == Flow::Continue && !self.waits() {
             abi::continue_request();
         }
+        self.park();
     }
 }
 
@@ -153,17 +241,29 @@ struct Envoy {
     /// The call whose reply is awaited.
     call: Cell<Option<u32>>,
     answered: Cell<bool>,
+    /// It waits to be woken.
+    parked: Cell<bool>,
+    /// Of the root: streams to be woken when this callback is over.
+    woken: RefCell<Vec<u32>>,
     /// The time of this callback: within one it is asked for more than once, and each look costs a call.
     now: Cell<Option<Instant>>,
 }
 
 impl Envoy {
     fn new(id: u32, root: u32) -> Self {
-        Self { id, root, call: Cell::new(None), answered: Cell::new(false), now: Cell::new(None) }
+        Self {
+            id,
+            root,
+            call: Cell::new(None),
+            answered: Cell::new(false),
+            parked: Cell::new(false),
+            woken: RefCell::default(),
+            now: Cell::new(None),
+        }
     }
 
     fn waits(&self) -> bool {
-        self.call.get().is_some() || self.answered.get()
+        self.call.get().is_some() || self.answered.get() || self.parked.get()
     }
 }
 
@@ -321,6 +421,14 @@ impl Host for Envoy {
 
     fn dequeue(&self, queue: u32) -> Option<Vec<u8>> {
         abi::dequeue(queue)
+    }
+
+    fn park(&self) {
+        self.parked.set(true);
+    }
+
+    fn wake(&self, stream: u32) {
+        self.woken.borrow_mut().push(stream);
     }
 
     fn stream(&self) -> u32 {

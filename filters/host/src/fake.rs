@@ -218,6 +218,24 @@ impl<F: Filter> Worker<F> {
         exchange.fake.piece.take()
     }
 
+    /// Streams that the last callbacks outside of streams have woken, by [`Exchange::number`].
+    pub fn woken(&self) -> Vec<u32> {
+        self.root.woken.take()
+    }
+
+    /// A parked request is woken.
+    pub fn wake(&mut self, exchange: &mut Exchange<F>) {
+        assert!(exchange.fake.parked.replace(false), "woken, and was not parked");
+        let flow = self.filter.woken(&mut exchange.stream, &exchange.fake);
+        exchange.fake.parked.set(flow == Flow::Hold && !exchange.fake.waits());
+        exchange.follow(flow);
+    }
+
+    /// The queue that a filter registered last, if it did; its messages come by [`Worker::hear`].
+    pub fn last_queue(&self) -> Option<u32> {
+        u32::try_from(self.world.queues.borrow().len().checked_sub(1)?).ok()
+    }
+
     /// The stream is over; gives what there was to see.
     pub fn finish(&mut self, exchange: Exchange<F>) -> Fake {
         self.finish_with(exchange, &[])
@@ -285,6 +303,16 @@ impl<F: Filter> Exchange<F> {
         }
     }
 
+    /// By which number it is woken.
+    pub fn number(&self) -> u32 {
+        self.fake.id
+    }
+
+    /// Whether it waits to be woken.
+    pub fn parked(&self) -> bool {
+        self.fake.parked.get()
+    }
+
     /// Whether the request is being held.
     pub fn held(&self) -> bool {
         self.held
@@ -316,6 +344,9 @@ pub struct Fake {
     answer: RefCell<Option<Answer>>,
     calls: RefCell<Vec<Sent>>,
     calling: Cell<bool>,
+    parked: Cell<bool>,
+    /// Of the worker: streams that it wants woken.
+    woken: RefCell<Vec<u32>>,
     /// The number of the last call.
     called: Cell<u32>,
     /// Of the worker: a stream's wish for ticks is its worker's.
@@ -338,6 +369,8 @@ impl Fake {
             answer: RefCell::default(),
             calls: RefCell::default(),
             calling: Cell::new(false),
+            parked: Cell::new(false),
+            woken: RefCell::default(),
             called: Cell::new(0),
             ticks: ticks.clone(),
         }
@@ -358,7 +391,7 @@ impl Fake {
     }
 
     fn waits(&self) -> bool {
-        self.calling.get() || self.answer.borrow().is_some()
+        self.calling.get() || self.parked.get() || self.answer.borrow().is_some()
     }
 
     /// The values of a request header, as the endpoint gets them.
@@ -557,6 +590,15 @@ impl Host for Fake {
 
     fn dequeue(&self, queue: u32) -> Option<Vec<u8>> {
         self.world.queues.borrow_mut().get_mut(queue as usize)?.1.pop_front()
+    }
+
+    fn park(&self) {
+        assert!(self.request_open.get(), "parked outside of a held request");
+        self.parked.set(true);
+    }
+
+    fn wake(&self, stream: u32) {
+        self.woken.borrow_mut().push(stream);
     }
 
     fn stream(&self) -> u32 {

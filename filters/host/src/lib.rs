@@ -162,7 +162,13 @@ pub trait Host {
     fn enqueue(&self, queue: u32, message: &[u8]);
     /// The next message of a queue.
     fn dequeue(&self, queue: u32) -> Option<Vec<u8>>;
-    /// A number for the stream at hand, to [`Host::enter`] it later.
+    /// Within a stream's callback, with [`Flow::Hold`]: the request is held until [`Host::wake`] names it and
+    /// [`Filter::woken`] lets it go on.
+    fn park(&self);
+    /// Outside of stream callbacks: when this callback is over, [`Filter::woken`] is called for this stream, if it is parked
+    /// and still there.
+    fn wake(&self, stream: u32);
+    /// A number for the stream at hand, to [`Host::wake`] or [`Host::enter`] it later.
     fn stream(&self) -> u32;
     /// Outside of stream callbacks: what follows acts on this stream, until [`Host::leave`]. `false` when it is gone.
     fn enter(&self, stream: u32) -> bool;
@@ -278,6 +284,11 @@ pub trait Filter: Sized + 'static {
 
     /// The answer to a call that was made outside of streams, by its number.
     fn told(&mut self, host: &dyn Host, call: u32, reply: Reply) {}
+
+    /// A parked request was woken. It stays parked while this says [`Flow::Hold`] and neither answers it nor calls.
+    fn woken(&mut self, stream: &mut Self::Stream, host: &dyn Host) -> Flow {
+        Flow::Continue
+    }
 
     /// The stream is over, however it ended. Comes once, and also to streams that never got here in full.
     fn log(&mut self, stream: &mut Self::Stream, host: &dyn Host) {}

@@ -12,15 +12,22 @@
 //! With `share` other proxies have the same limits: then a request that does not fit into what this one may use waits for
 //! a call to the scorer, at most `timeout_ms` (`share.rs`).
 //!
+//! Where a limit has a queue, a request that finds no slot is parked until it is called (`line.rs`). A request that goes away while it
+//! waits leaves its place in the log callback, as it gives back what it holds.
+//!
 //! What is no inference request passes.
 
+mod line;
 mod share;
 
+use line::{Waiters, Warm};
 use share::{Asked as Call, Sharing};
 use std::time::Duration;
+use weir::instant::Instant;
 use weir::invalid::{self, Invalid};
 use weir::limit::{
-    Admitted, Answer, Asked, Charge, Denied, Limits, Outcome, Reach, Reason, Short, Store, Verdict,
+    Admitted, Answer, Asked, Charge, Denied, Limits, Outcome, Reach, Reason, Short, Softened, Stands, Store,
+    Verdict, Wait, Waiting,
 };
 use weir::request::{Dialect, Facts};
 use weir::wire;
@@ -47,7 +54,11 @@ pub fn check(config: &Config) -> Result<(), Invalid> {
 pub struct Limit {
     limits: Limits,
     sharing: Option<Sharing>,
+    waiters: Waiters,
+    warm: Warm,
     headers: bool,
+    /// Whether there are prices.
+    priced: bool,
     /// By the place of the limit.
     metrics: Vec<Metrics>,
     evicted: Metric,
@@ -60,6 +71,11 @@ struct Metrics {
     too_large: Metric,
     estimated: Metric,
     charged: Metric,
+    money: Metric,
+    queued: Metric,
+    expired: Metric,
+    waited: Metric,
+    waiting: Metric,
     in_flight: Metric,
     reserved: Metric,
 }
@@ -73,6 +89,11 @@ impl Metrics {
             too_large: define(Kind::Counter, "too_large_total"),
             estimated: define(Kind::Counter, "estimated_total"),
             charged: define(Kind::Counter, "charged_tokens_total"),
+            money: define(Kind::Counter, "charged_micros_total"),
+            queued: define(Kind::Counter, "queued_total"),
+            expired: define(Kind::Counter, "expired_total"),
+            waited: define(Kind::Histogram, "waited_ms"),
+            waiting: define(Kind::Gauge, "waiting"),
             in_flight: define(Kind::Gauge, "in_flight"),
             reserved: define(Kind::Gauge, "reserved_tokens"),
         }
@@ -84,6 +105,7 @@ impl Metrics {
 pub struct Stream {
     held: Option<Held>,
     waits: Option<Waits>,
+    line: Option<InLine>,
     /// The headers of an answer have come.
     answered: bool,
 }
@@ -95,6 +117,16 @@ struct Held {
     dialect: Dialect,
     /// The client asked for a stream.
     stream: bool,
+    /// How long it has stood in line.
+    waited_ms: Option<u64>,
+}
+
+/// A request that stands in line, or was called and has not got its slot yet.
+#[derive(Debug)]
+struct InLine {
+    facts: Facts,
+    wait: Wait,
+    since: Instant,
 }
 
 /// A request that waits until the scorer has said what may be used.
@@ -124,6 +156,10 @@ impl Store for Shared<'_> {
             None => self.0.create_shared(name, value),
         }
     }
+
+    fn wake(&self, waiter: u64) {
+        Waiters::wake(self.0, waiter);
+    }
 }
 
 impl Filter for Limit {
@@ -135,6 +171,7 @@ impl Filter for Limit {
         Callback::Log,
         Callback::Done,
         Callback::Tick,
+        Callback::Message,
     ];
     type Stream = Stream;
 
@@ -152,10 +189,33 @@ impl Filter for Limit {
     fn request_headers(&mut self, stream: &mut Stream, host: &dyn Host, _end: bool) -> Flow {
         let facts = host.text(&[wire::FACTS]).and_then(|line| wire::read_facts(&line));
         let Some(facts) = facts else { return Flow::Continue };
-        match self.admit(host, &facts, Reach::Ask) {
+        match self.admit(stream, host, &facts, Reach::Ask) {
             Verdict::Short(short) => self.ask(stream, host, facts, short, 1),
             verdict => self.decide(stream, host, &facts, verdict),
         }
+    }
+
+    fn woken(&mut self, stream: &mut Stream, host: &dyn Host) -> Flow {
+        let Some(InLine { facts, wait, .. }) = &stream.line else { return Flow::Continue };
+        let (facts, wait) = (facts.clone(), *wait);
+        let stands = self.limits.stands(&Shared(host), &wait, host.now());
+        let turned_away = match stands {
+            Stands::Waiting if host.now() < wait.until() => return Flow::Hold,
+            Stands::Waiting => Reason::Expired,
+            Stands::Gone => Reason::LineFull,
+            Stands::Called => {
+                return match self.admit(stream, host, &facts, Reach::Ask) {
+                    Verdict::Short(short) => self.ask(stream, host, facts, short, 1),
+                    verdict => self.decide(stream, host, &facts, verdict),
+                };
+            }
+        };
+        let denied = self.limits.turned_away(&Shared(host), wait.hold(), turned_away, host.now());
+        self.decide(stream, host, &facts, Verdict::Denied(Box::new(denied)))
+    }
+
+    fn message(&mut self, host: &dyn Host, queue: u32) {
+        self.waiters.hear(host, queue);
     }
 
     fn reply(&mut self, stream: &mut Stream, host: &dyn Host, reply: Reply) -> Flow {
@@ -166,15 +226,15 @@ impl Filter for Limit {
         sharing.done(&short);
         let settling = sharing.hear(host, &self.limits, &Shared(host), &call, &reply);
         let reach = if times < MOST_TIMES { Reach::Ask } else { Reach::Asked };
-        match (self.admit(host, &facts, reach), settling) {
+        match (self.admit(stream, host, &facts, reach), settling) {
             (Verdict::Short(short), Some(Duration::ZERO)) => self.ask(stream, host, facts, short, times + 1),
             (Verdict::Short(_), settling) => self.without(stream, host, &facts, settling),
             (verdict, _) => self.decide(stream, host, &facts, verdict),
         }
     }
 
-    fn told(&mut self, host: &dyn Host, _: u32, reply: Reply) {
-        if let Some(sharing) = &mut self.sharing {
+    fn told(&mut self, host: &dyn Host, call: u32, reply: Reply) {
+        if let Some(sharing) = self.sharing.as_mut().filter(|sharing| sharing.called(call)) {
             sharing.told(host, &self.limits, &Shared(host), &reply);
         }
     }
@@ -182,6 +242,12 @@ impl Filter for Limit {
     fn tick(&mut self, host: &dyn Host) {
         if let Some(sharing) = &mut self.sharing {
             sharing.renew(host, &self.limits, &Shared(host));
+        }
+        if self.waiters.look(host, &self.limits, &Shared(host)) {
+            match &self.sharing {
+                Some(sharing) => sharing.resume_ticks(host),
+                None => host.tick_every(Duration::ZERO),
+            }
         }
     }
 
@@ -192,6 +258,9 @@ impl Filter for Limit {
                 host.set_header(Of::Response, name, &value);
             }
         }
+        if let Some(softened) = stream.held.as_ref().and_then(|held| held.admitted.softened.as_ref()) {
+            host.set_header(Of::Response, wire::BUDGET, &budget(softened));
+        }
     }
 
     fn log(&mut self, stream: &mut Stream, host: &dyn Host) {
@@ -199,15 +268,25 @@ impl Filter for Limit {
             // The client left meanwhile.
             sharing.done(&waits.short);
         }
+        if self.step_out(stream, host, true).is_some() {
+            host.set_property(wire::LIMIT, b"verdict=left_line");
+        }
         let Some(held) = stream.held.take() else { return };
         let mut line = format!("verdict=admitted reserved={}", tokens(held.admitted.ticket.reserved()));
         if let Some(standing) = held.admitted.tokens {
             line += &format!(" remaining={}", standing.remaining);
         }
+        if let Some(waited) = held.waited_ms {
+            line += &format!(" waited_ms={waited}");
+        }
+        let priced = self.priced;
         match reported(host, &held).or_else(|| (!stream.answered).then_some(Outcome::Nothing)) {
             Some(outcome) => {
-                let Charge { cost, estimated } = self.settle(host, held, &outcome);
+                let Charge { cost, money, estimated } = self.settle(host, held, &outcome);
                 line += &format!(" charged={} estimated={}", tokens(cost), u8::from(estimated));
+                if priced {
+                    line += &format!(" charged_nanos={money}");
+                }
             }
             None => stream.held = Some(held),
         }
@@ -234,10 +313,18 @@ impl Limit {
                 config.share.as_ref().map_or_else(|| drawn(host, "weir.limit.seed"), |share| share.id_seed),
             )?,
             sharing: config.share.clone().map(|share| Sharing::new(share, host)),
+            waiters: Waiters::default(),
+            warm: Warm::default(),
             headers: config.headers,
+            priced: config.cost.prices.is_some(),
             metrics: config.limits.iter().map(|limit| Metrics::define(host, &limit.name)).collect(),
             evicted: host.define(Kind::Counter, "weir_limit_evicted_total"),
         })
+    }
+
+    /// Whether this queue wakes it.
+    pub fn owns(&self, queue: u32) -> bool {
+        self.waiters.owns(queue)
     }
 
     /// Whether this is the number of a call outside of streams that has not been answered.
@@ -248,19 +335,79 @@ impl Limit {
     fn decide(&mut self, stream: &mut Stream, host: &dyn Host, facts: &Facts, verdict: Verdict) -> Flow {
         match verdict {
             // Who has asked to no avail, or counts alone, is never short.
-            Verdict::Unlimited | Verdict::Short(_) => Flow::Continue,
+            Verdict::Unlimited | Verdict::Short(_) => {
+                self.step_out(stream, host, true);
+                Flow::Continue
+            }
             Verdict::Admitted(admitted) => {
+                let waited_ms = self.step_out(stream, host, false);
                 self.count(host, &admitted);
+                if self.limits.has_queues() {
+                    self.warm.note(facts);
+                }
                 if let Some(sharing) = &mut self.sharing {
                     sharing.touch(admitted.ticket.holds(), host.now());
                 }
-                stream.held = Some(Held { admitted, dialect: facts.dialect, stream: facts.stream });
+                if let Some(softened) = &admitted.softened {
+                    host.set_header(Of::Request, wire::BUDGET, &budget(softened));
+                    if let Some(objective) = &softened.demote {
+                        host.set_header(Of::Request, wire::OBJECTIVE, objective);
+                    }
+                }
+                let (dialect, streams) = (facts.dialect, facts.stream);
+                stream.held = Some(Held { admitted, dialect, stream: streams, waited_ms });
                 Flow::Continue
             }
-            Verdict::Denied(denied) => {
-                self.refuse(host, &denied, facts.dialect);
+            Verdict::Waits(wait) => {
+                self.stand_in_line(stream, host, facts, wait);
+                host.park();
                 Flow::Hold
             }
+            Verdict::Denied(denied) => {
+                let waited_ms = self.step_out(stream, host, true);
+                self.refuse(host, &denied, facts.dialect, waited_ms);
+                Flow::Hold
+            }
+        }
+    }
+
+    /// A request waits, or waits in another line than before.
+    fn stand_in_line(&mut self, stream: &mut Stream, host: &dyn Host, facts: &Facts, wait: Wait) {
+        let since = match stream.line.take() {
+            Some(before) => {
+                self.shift_waiting(host, before.wait, -1);
+                before.since
+            }
+            None => {
+                if let Some(metrics) = self.metrics.get(wait.hold().rule()) {
+                    host.add(metrics.queued, 1);
+                }
+                host.now()
+            }
+        };
+        self.shift_waiting(host, wait, 1);
+        self.waiters.add(host, wait);
+        stream.line = Some(InLine { facts: facts.clone(), wait, since });
+    }
+
+    /// A request waits no more; its place is given up, unless it has got its slot. How long it has waited.
+    fn step_out(&mut self, stream: &mut Stream, host: &dyn Host, gives_up: bool) -> Option<u64> {
+        let InLine { wait, since, .. } = stream.line.take()?;
+        if gives_up {
+            self.limits.leave(&Shared(host), &wait, host.now());
+        }
+        self.waiters.remove(host);
+        self.shift_waiting(host, wait, -1);
+        let waited = line::millis(since, host.now());
+        if let Some(metrics) = self.metrics.get(wait.hold().rule()) {
+            host.record(metrics.waited, waited);
+        }
+        Some(waited)
+    }
+
+    fn shift_waiting(&self, host: &dyn Host, wait: Wait, by: i64) {
+        if let Some(metrics) = self.metrics.get(wait.hold().rule()) {
+            host.shift(metrics.waiting, by);
         }
     }
 
@@ -287,16 +434,21 @@ impl Limit {
     ) -> Flow {
         let Some(sharing) = &self.sharing else { return Flow::Continue };
         if sharing.goes_alone(host) {
-            let verdict = self.admit(host, facts, Reach::Alone);
+            let verdict = self.admit(stream, host, facts, Reach::Alone);
             return self.decide(stream, host, facts, verdict);
         }
         let answer = Answer::unavailable(facts.dialect, wait.unwrap_or(sharing.retry()));
+        self.step_out(stream, host, true);
         host.set_property(wire::LIMIT, b"verdict=unavailable");
         respond(host, &answer);
         Flow::Hold
     }
 
-    fn admit(&self, host: &dyn Host, facts: &Facts, reach: Reach) -> Verdict {
+    fn admit(&mut self, stream: &Stream, host: &dyn Host, facts: &Facts, reach: Reach) -> Verdict {
+        let at = stream.line.as_ref().map(|line| line.wait);
+        let name = if self.limits.has_queues() { self.waiters.name(host) } else { None };
+        let warm = self.warm.tokens(facts);
+        let waiting = name.map(|id| Waiting { id, warm, at });
         let headers = match self.limits.needs_headers() {
             true => host.headers(Of::Request),
             false => Headers::default(),
@@ -307,7 +459,7 @@ impl Limit {
         };
         let header = |name: &str| headers.get(name);
         let asked = Asked { facts, header: &header, address: address.as_deref() };
-        self.limits.admit(&Shared(host), &asked, reach, host.now())
+        self.limits.admit_or_wait(&Shared(host), &asked, reach, waiting, host.now())
     }
 
     fn count(&self, host: &dyn Host, admitted: &Admitted) {
@@ -321,17 +473,22 @@ impl Limit {
         }
     }
 
-    fn refuse(&self, host: &dyn Host, denied: &Denied, dialect: Dialect) {
+    fn refuse(&self, host: &dyn Host, denied: &Denied, dialect: Dialect, waited_ms: Option<u64>) {
         let metrics = self.metrics.get(denied.rule);
         let (verdict, metric) = match denied.reason {
             Reason::TooLarge => ("too_large", metrics.map(|metrics| metrics.too_large)),
+            Reason::Expired => ("expired", metrics.map(|metrics| metrics.expired)),
+            Reason::Shed => ("shed", metrics.map(|metrics| metrics.limited)),
             _ => ("limited", metrics.map(|metrics| metrics.limited)),
         };
         if let Some(metric) = metric {
             host.add(metric, 1);
         }
-        let line =
+        let mut line =
             format!("verdict={verdict} limit={} retry_after_s={}", denied.limit, denied.retry_after_s());
+        if let Some(waited) = waited_ms {
+            line += &format!(" waited_ms={waited}");
+        }
         host.set_property(wire::LIMIT, line.as_bytes());
         respond(host, &denied.answer(dialect, || host.wall()));
     }
@@ -350,12 +507,20 @@ impl Limit {
             if charge.cost > 0 {
                 host.add(metrics.charged, tokens(charge.cost));
             }
+            if charge.money > 0 {
+                host.add(metrics.money, charge.money.saturating_add(500) / 1_000);
+            }
             if charge.estimated {
                 host.add(metrics.estimated, 1);
             }
         }
         charge
     }
+}
+
+/// What a budget that is past its soft stage says of itself.
+fn budget(softened: &Softened) -> String {
+    format!("{}; used={}%", softened.limit, softened.percent)
 }
 
 /// What came of a request by `meter`'s report, if there is one by now.

@@ -7,7 +7,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 use weir::instant::Instant;
-use weir::limit::{Claim, Claims, FailureMode, Grants, Heard, Hold, Limits, Renewal, Share, Short, Store};
+use weir::limit::{
+    Claim, Claims, FailureMode, Grants, Heard, Hold, Limits, Renewal, Share, Short, Spend, Store,
+};
 use weir::wire;
 use weir_host::{Call, Host, Kind, Metric, Reply};
 
@@ -27,9 +29,11 @@ pub(crate) struct Sharing {
     /// Keys in use, and when to look at them.
     active: HashMap<Hold, Instant>,
     /// What requests of this worker wait for: cost and number.
-    waiting: HashMap<Hold, (u64, u64)>,
+    waiting: HashMap<Hold, (Spend, u64)>,
     renewing: Option<Asked>,
     ticks: bool,
+    /// Ticks before this are not its own.
+    next: Instant,
     metrics: Metrics,
 }
 
@@ -61,15 +65,21 @@ impl Sharing {
         host.record(metrics.up, 1);
         let proxy = super::drawn(host, "weir.limit.proxy");
         let (active, waiting) = Default::default();
-        let try_again = Instant::default();
-        Self { config, proxy, up: true, try_again, active, waiting, renewing: None, ticks: false, metrics }
+        let (try_again, next) = Default::default();
+        let (up, renewing, ticks) = (true, None, false);
+        Self { config, proxy, up, try_again, active, waiting, renewing, ticks, next, metrics }
     }
 
     /// Asks for ticks, once.
     pub(crate) fn start(&mut self, host: &dyn Host) {
         if !std::mem::replace(&mut self.ticks, true) {
-            host.tick_every(self.config.renew());
+            self.resume_ticks(host);
         }
+    }
+
+    /// Asks for ticks at its own interval again.
+    pub(crate) fn resume_ticks(&self, host: &dyn Host) {
+        host.tick_every(self.config.renew());
     }
 
     /// What becomes of a request that needs the scorer while it cannot be asked: it may be counted for by this proxy alone,
@@ -112,7 +122,7 @@ impl Sharing {
         let mut claims = Vec::with_capacity(short.holds().len());
         for hold in short.holds() {
             let (cost, requests) = self.waiting.entry(*hold).or_default();
-            (*cost, *requests) = (cost.saturating_add(short.cost()), requests.saturating_add(1));
+            (*cost, *requests) = (cost.plus(short.cost()), requests.saturating_add(1));
             claims.extend(limits.claim(store, *hold, *cost, *requests, now).map(|claim| (*hold, claim)));
         }
         self.touch(short.holds(), now);
@@ -128,7 +138,7 @@ impl Sharing {
     pub(crate) fn done(&mut self, short: &Short) {
         for hold in short.holds() {
             if let Some((cost, requests)) = self.waiting.get_mut(hold) {
-                (*cost, *requests) = (cost.saturating_sub(short.cost()), requests.saturating_sub(1));
+                (*cost, *requests) = (cost.minus(short.cost()), requests.saturating_sub(1));
                 if *requests == 0 {
                     self.waiting.remove(hold);
                 }
@@ -173,9 +183,10 @@ impl Sharing {
     /// Renews what is due, or finds out whether the scorer is back.
     pub(crate) fn renew(&mut self, host: &dyn Host, limits: &Limits, store: &dyn Store) {
         let now = host.now();
-        if self.renewing.is_some() || !self.up && now < self.try_again {
+        if self.renewing.is_some() || now < self.next || !self.up && now < self.try_again {
             return;
         }
+        self.next = now + self.config.renew() / 2;
         let lease = self.config.lease();
         let due: Vec<Hold> =
             self.active.iter().filter(|(_, at)| **at <= now).map(|(hold, _)| *hold).take(AT_ONCE).collect();

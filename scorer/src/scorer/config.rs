@@ -101,7 +101,7 @@ mod tests {
         let pools = "pools: [{name: a, models: [], endpoints: ['[::1]:1']}]\n";
         let config =
             Config::read((pools.to_owned() + store.split_once("```").unwrap().0).as_bytes()).unwrap();
-        assert_eq!(config.store.as_ref().unwrap().timeout_ms.get(), 25);
+        assert_eq!(config.store.as_ref().unwrap().timeout_ms.get(), 100);
         let printed = serde_json::to_string(&config).unwrap();
         assert!(printed.contains("redis://…@redis:6379/0") && !printed.contains("password"), "{printed}");
     }

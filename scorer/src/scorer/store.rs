@@ -25,7 +25,8 @@ pub struct Config {
     /// `redis://[user:password@]host:port[/database]`.
     #[serde(serialize_with = "without_password")]
     pub url: String,
-    /// Milliseconds that a call may take.
+    /// Milliseconds that a call may take: less than proxies wait (`share.timeout_ms`), so that they are told, and well above
+    /// what a busy host takes now and then. Giving up costs `retry_ms` of limits that are not shared.
     #[serde(default = "Config::timeout_ms")]
     pub timeout_ms: NonZeroU64,
     /// Milliseconds for which it is left alone after a failure.
@@ -39,7 +40,7 @@ pub struct Config {
 
 impl Config {
     const fn timeout_ms() -> NonZeroU64 {
-        const DEFAULT: NonZeroU64 = NonZeroU64::new(25).unwrap();
+        const DEFAULT: NonZeroU64 = NonZeroU64::new(100).unwrap();
         DEFAULT
     }
 

@@ -1,3 +1,5 @@
+mod line;
+
 use super::*;
 use std::time::Duration;
 use weir_host::fake::{Exchange, Worker, World};
@@ -279,12 +281,13 @@ fn without_the_scorer_open_counts_alone_and_closed_refuses_until_it_is_back() {
 
 #[test]
 fn what_the_documentation_shows_is_right() {
-    let text = include_str!("../../../docs/limits.md");
-    let (_, json) = text.split_once("```json\n").unwrap();
-    let config = read(json.split_once("```").unwrap().0.as_bytes()).unwrap();
-    assert_eq!(config.limits.len(), 3);
-    let (_, share) = json.split_once("```json\n{").unwrap();
-    let share = share.split_once("```").unwrap().0;
+    let text = include_str!("../../../../docs/limits.md");
+    let blocks: Vec<&str> =
+        text.split("```json\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    let (whole, parts): (Vec<_>, Vec<_>) = blocks.into_iter().partition(|json| json.contains("\"limits\""));
+    let configs: Vec<_> = whole.iter().map(|json| read(json.as_bytes()).unwrap()).collect();
+    assert_eq!(configs.iter().map(|config| config.limits.len()).collect::<Vec<_>>(), [3, 2, 2]);
+    let share = parts.first().unwrap().trim_start().trim_start_matches('{');
     let shared =
         read(format!(r#"{{"limits":[{{"name":"l","max_in_flight":1}}],{share}"#).as_bytes()).unwrap();
     assert_eq!(shared.share.unwrap().lease_ms.get(), 3_000);
