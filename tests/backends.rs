@@ -50,7 +50,8 @@ impl Place {
                 let behind = &mut cluster["load_assignment"]["endpoints"][1]["lb_endpoints"][0]["endpoint"];
                 behind["address"]["socket_address"]["port_value"] = port.into();
             }
-            envoy["static_resources"]["listeners"][1]["address"]["socket_address"]["port_value"] = port.into();
+            envoy["static_resources"]["listeners"][1]["address"]["socket_address"]["port_value"] =
+                port.into();
             let key = &mut envoy["static_resources"]["secrets"][0]["generic_secret"]["secret"];
             *key = json!({"inline_string": KEY});
             lead_cluster(envoy, "provider", &to);
@@ -94,7 +95,8 @@ async fn a_provider_serves_what_busy_engines_cannot_and_no_longer() {
     assert_eq!(place.provider.heard().len(), 0);
 
     // The first request finds both engines busy and is served all the same; those after it do not try them.
-    let busy = saying(429, &[("retry-after", "2")], r#"{"error":{"message":"full","type":"rate_limit_error"}}"#);
+    let busy =
+        saying(429, &[("retry-after", "2")], r#"{"error":{"message":"full","type":"rate_limit_error"}}"#);
     place.engines.iter().for_each(|engine| engine.says(busy.clone()));
     place.engines.iter().for_each(|engine| drop(engine.heard()));
     let mut reasons = BTreeSet::new();
@@ -106,7 +108,10 @@ async fn a_provider_serves_what_busy_engines_cannot_and_no_longer() {
     }
     let asked: usize = place.engines.iter().map(|engine| engine.heard().len()).sum();
     assert!(asked <= 2, "each engine said once that it is busy");
-    assert!(reasons.is_subset(&["0 to 1: busy".to_owned(), "0 to 1: status=429".to_owned()].into()), "{reasons:?}");
+    assert!(
+        reasons.is_subset(&["0 to 1: busy".to_owned(), "0 to 1: status=429".to_owned()].into()),
+        "{reasons:?}"
+    );
     assert!(reasons.contains("0 to 1: busy"), "{reasons:?}");
     let heard = place.provider.heard();
     assert_eq!(heard.len(), 6);
@@ -145,7 +150,8 @@ async fn a_provider_serves_what_is_too_long_or_too_much_for_the_engines() {
     let long = chat(&"word ".repeat(400));
     assert_eq!(place.ask(&long).await.1.as_deref(), Some("0 to 1: too_long"));
     let slow = Saying { pause: Duration::from_secs(2), ..saying(200, &[], "{") };
-    let slow = Saying { pieces: [&ANSWER[..1], &ANSWER[1..]].map(|piece| piece.as_bytes().to_vec()).into(), ..slow };
+    let slow =
+        Saying { pieces: [&ANSWER[..1], &ANSWER[1..]].map(|piece| piece.as_bytes().to_vec()).into(), ..slow };
     place.engines.iter().for_each(|engine| engine.says(slow.clone()));
     let hello = chat("hello");
     let answers = futures_util::future::join_all((0..6).map(|_| place.ask(&hello))).await;

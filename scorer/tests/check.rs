@@ -234,3 +234,22 @@ fn engines_that_cannot_be_asked_through_their_cluster_are_warned_of() {
     let other = asks(r#""cluster": "backends", "endpoints": ["127.0.0.1:9001", "127.0.0.1:9002"]"#);
     assert!(other[0].contains("pools[0].endpoints[1]: 127.0.0.1:9002 is not in cluster"), "{other:?}");
 }
+
+#[test]
+fn where_statuses_are_retried_and_nobody_sees_the_attempts_that_is_said() {
+    let shipped = std::fs::read_to_string("../envoy/envoy.yaml").unwrap();
+    let unseen = |text: &str| {
+        let report = check::text(text.as_bytes());
+        assert!(report.errors.is_empty(), "{:?}", report.errors);
+        let warnings = report.warnings.iter().map(ToString::to_string);
+        warnings.filter(|line| line.contains("no breaker is among")).collect::<Vec<_>>()
+    };
+    assert_eq!(unseen(&shipped), [""; 0]);
+    let (before, rest) = shipped.split_once("            - name: breaker\n").unwrap();
+    let (_, after) = rest.split_once("            - name: envoy.filters.http.upstream_codec").unwrap();
+    let without = format!("{before}            - name: envoy.filters.http.upstream_codec{after}");
+    let said = unseen(&without);
+    assert_eq!(said.len(), 2, "{said:?}");
+    assert!(said[0].starts_with("static_resources.clusters[0]: statuses are retried"), "{said:?}");
+    assert_eq!(unseen(&without.replace("retriable_status_codes: [429, 500, 502, 503, 529]", "")), [""; 0]);
+}

@@ -1,5 +1,7 @@
-//! Whether `pick` can ask its engines how they are: its callouts go through a pool's cluster, which must have the endpoints
-//! that the pool has. An address that the cluster lacks is answered for by another of it, which no test of one part shows.
+//! Whether a pool and its cluster fit, which no test of one part shows.
+//!
+//! `pick` asks its engines how they are through the pool's cluster: an address that the cluster lacks is answered for by another of
+//! it. And where statuses are retried, `breaker` has to stand in the cluster, or `pick` hears of the last attempt only.
 
 use super::report::{Part, Report, join};
 use super::walk::get;
@@ -10,13 +12,8 @@ use std::net::{IpAddr, SocketAddr};
 /// Compares the pools of every `pick` in a bootstrap with its static clusters.
 pub(super) fn check(bootstrap: &Map<String, Value>, report: &mut Report) {
     let clusters = clusters(bootstrap);
-    let mut found = Vec::new();
-    for Part { of, at, effective } in &report.parts {
-        let (pick, at) = match *of {
-            "pick" => (effective, at.clone()),
-            "chain" => (&effective["pick"], join(at, "pick")),
-            _ => continue,
-        };
+    let mut found = unseen_attempts(bootstrap, &report.parts);
+    for (pick, at) in picks(&report.parts) {
         let signals = serde_json::from_value::<weir::signals::Config>(pick["signals"].clone());
         let (Ok(signals), Some(pools)) = (signals, pick["pools"].as_array()) else { continue };
         for (nth, pool) in pools.iter().enumerate() {
@@ -40,6 +37,53 @@ pub(super) fn check(bootstrap: &Map<String, Value>, report: &mut Report) {
         }
     }
     found.into_iter().for_each(|(at, why)| report.warn(at, why));
+}
+
+/// The effective configurations of every `pick`, alone or in `chain`, and where they stand.
+fn picks(parts: &[Part]) -> impl Iterator<Item = (&Value, String)> {
+    parts.iter().filter_map(|Part { of, at, effective }| match *of {
+        "pick" => Some((effective, at.clone())),
+        "chain" => Some((&effective["pick"], join(at, "pick"))),
+        _ => None,
+    })
+}
+
+/// The clusters of pools in which nobody sees attempts that are retried for their status.
+fn unseen_attempts(bootstrap: &Map<String, Value>, parts: &[Part]) -> Vec<(String, String)> {
+    const WHY: &str = "statuses are retried (retriable_status_codes) and no breaker is among its http_filters: pick will \
+                       take an endpoint that is busy for one that is broken";
+    if !bootstrap.values().any(retries_statuses) {
+        return Vec::new();
+    }
+    let pools: Vec<&Value> =
+        picks(parts).filter_map(|(pick, _)| pick["pools"].as_array()).flatten().collect();
+    let of_pool = |name: &Value| {
+        pools.iter().any(|pool| {
+            if pool["cluster"].is_null() { &pool["name"] == name } else { &pool["cluster"] == name }
+        })
+    };
+    let clusters = get(bootstrap, "static_resources").and_then(|all| field(all, "clusters")?.as_array());
+    let names = clusters.into_iter().flatten().map(|cluster| field(cluster, "name").unwrap_or(&Value::Null));
+    let places = names
+        .enumerate()
+        .filter(|(_, name)| of_pool(name))
+        .map(|(nth, _)| format!("static_resources.clusters[{nth}]"));
+    let sees = |at: &String| {
+        let within = format!("{at}.");
+        parts.iter().any(|part| part.of == "breaker" && part.at.starts_with(&within))
+    };
+    places.filter(|at| !sees(at)).map(|at| (at, WHY.to_owned())).collect()
+}
+
+fn retries_statuses(value: &Value) -> bool {
+    match value {
+        Value::Array(list) => list.iter().any(retries_statuses),
+        Value::Object(map) => {
+            map.get("retriable_status_codes").and_then(Value::as_array).is_some_and(|codes| !codes.is_empty())
+                || map.values().any(retries_statuses)
+        }
+        _ => false,
+    }
 }
 
 /// The static clusters by name, with their addresses where these are written down there.
