@@ -176,7 +176,9 @@ impl Engine {
         let mut preempted = false;
         let mut at = 0;
         while at < self.running.len() {
-            let chunk = self.running[at].missing().min(*budget);
+            let sequence = &self.running[at];
+            let free = self.spec.answers_beside && sequence.decodes();
+            let chunk = if free { 1 } else { sequence.missing().min(*budget) };
             while !self.reserve(at, chunk) {
                 preempted = true;
                 self.preempt();
@@ -186,7 +188,7 @@ impl Engine {
             }
             let sequence = &mut self.running[at];
             sequence.chunk = chunk;
-            *budget -= chunk;
+            *budget -= if free { 0 } else { chunk };
             match sequence.decodes() {
                 _ if chunk == 0 => {}
                 true => work.add_decode(sequence.computed + 1),

@@ -115,7 +115,7 @@ pub fn generate(name: &str, count: usize, seed: u64) -> Option<Vec<Request>> {
 }
 
 /// By time, with those that follow others behind what they follow.
-fn in_order(requests: Vec<Request>) -> Vec<Request> {
+pub(super) fn in_order(requests: Vec<Request>) -> Vec<Request> {
     let mut earliest: Vec<u64> = Vec::with_capacity(requests.len());
     for request in &requests {
         let after = request.after.iter().map(|&of| earliest[of as usize]).max().unwrap_or(0);
