@@ -12,13 +12,13 @@ use std::path::PathBuf;
 #[derive(Parser, Debug)]
 struct Options {
     /// The workload, as in `weir lab`.
-    #[arg(long, default_value = "synthetic")]
+    #[arg(long, default_value = "agents")]
     trace: String,
     /// Its first so many requests.
-    #[arg(long, default_value = "400")]
+    #[arg(long, default_value = "500")]
     requests: String,
     /// Requests a second.
-    #[arg(long, default_value = "9")]
+    #[arg(long, default_value = "12")]
     rate: String,
     /// Engines.
     #[arg(long, default_value_t = 4)]

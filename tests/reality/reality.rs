@@ -9,11 +9,11 @@ use std::path::Path;
 /// The header of an answer that names its endpoint: `weir load` looks for it.
 const ENDPOINT: &str = "x-gateway-destination-endpoint-served";
 
-/// The engines: a prompt token takes 20 us in a lane of its own, a token of an answer comes each 5 ms. Nothing is evicted.
+/// The engines: a prompt token takes 100 us in a lane of its own, a token of an answer comes each 10 ms. Nothing is evicted.
 pub(crate) fn engine() -> weir_engine::Config {
     weir_engine::Config {
-        prefill_ms_per_ktoken: 20.0,
-        decode_ms: 5.0,
+        prefill_ms_per_ktoken: 100.0,
+        decode_ms: 10.0,
         decode_batch_slope: 0.0,
         kv_tokens: 400_000,
         cache_blocks: 100_000,

@@ -9,9 +9,11 @@
 //! The engine knows no clock: [`Engine::start`] says how long the next step takes, [`Engine::finish`] ends it.
 
 mod cost;
+mod fit;
 mod memory;
 
 pub use cost::{Spec, Work, read_specs, specs};
+pub use fit::{Fit, Point, fit};
 
 use memory::{Memory, Slot};
 use std::collections::VecDeque;
@@ -324,6 +326,11 @@ impl Engine {
     pub fn adapters(&self) -> (Vec<u32>, Vec<u32>, u32) {
         let waiting = self.waiting.iter().filter_map(|sequence| sequence.job.adapter).collect();
         (self.adapters.clone(), waiting, self.spec.adapters)
+    }
+
+    /// Requests that run, and how many tokens of their answers are written.
+    pub fn written(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.running.iter().map(|sequence| (sequence.job.id, sequence.produced))
     }
 
     /// What it has done in all.

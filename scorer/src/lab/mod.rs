@@ -2,7 +2,9 @@
 //!
 //! The lab itself is pure ([`weir_lab`]); files, threads and progress are here.
 
+mod calibrate;
 mod jobs;
+mod paper;
 
 use crate::traffic::{Traffic, above_zero, names, write};
 use anyhow::{Context, bail, ensure};
@@ -59,6 +61,12 @@ pub enum Lab {
         #[command(flatten)]
         bench: Bench,
     },
+    /// Intelligent Router's experiment: its table, and ours beside it.
+    Paper(paper::Paper),
+    /// Train the router that learns, for that experiment.
+    Train(paper::Train),
+    /// Make an engine for the lab from what `weir load --log` measured of a real one.
+    Calibrate(calibrate::Calibrate),
     /// List traces, generated workloads and engines.
     List,
 }
@@ -132,6 +140,9 @@ pub fn run(lab: Lab, say: &dyn Fn(&str)) -> anyhow::Result<()> {
             specs()?.iter().for_each(|(name, spec)| say(&format!("{name:<16} {}", spec.source)));
             Ok(())
         }
+        Lab::Calibrate(options) => calibrate::calibrate(&options, say),
+        Lab::Paper(options) => paper::paper(&options, say),
+        Lab::Train(options) => paper::learn(&options),
         Lab::Run { policy, bench } => compare(&[policy], &[bench.only()?], &bench, say),
         Lab::Compare { policies, suite, cases, bench } => {
             let cases = match (&cases, suite) {

@@ -116,7 +116,9 @@ pub fn run(load: &Load, say: &dyn Fn(&str)) -> anyhow::Result<()> {
     let target = Arc::new(load.target()?);
     let speeds = if load.speeds.is_empty() { vec![load.traffic.speed] } else { load.speeds.clone() };
     for speed in &speeds {
-        above_zero(if load.speeds.is_empty() { "--speed" } else { "--speeds" }, *speed)?;
+        let given = *speed > 0.0 && speed.is_finite();
+        ensure!(given || load.speeds.is_empty(), "--speeds: expected numbers above 0");
+        above_zero("--speed", *speed)?;
     }
     let requests = load.traffic.read()?;
     let runtime = tokio::runtime::Runtime::new()?;
