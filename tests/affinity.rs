@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
 use futures_util::future::join_all;
-use futures_util::stream::{self, StreamExt};
 use rig::{Gateway, MODELS, Setup};
 use serde_json::{Value, json};
 use std::collections::{BTreeSet, HashMap};
@@ -18,11 +17,13 @@ fn text(number: u64, bytes: usize) -> String {
     words.take(bytes / 9 + 1).collect::<String>()[..bytes].to_owned()
 }
 
-/// Asks and reads the answer to its end; gives the body sent, by which engines know the request.
+/// Asks, on a connection of its own, and reads the answer to its end; gives the body sent, by which engines know the
+/// request.
 async fn send(gateway: &Gateway, messages: &[Value], stream: bool) -> String {
     let body =
-        json!({"model": MODELS[0], "messages": messages, "max_tokens": 16, "stream": stream}).to_string();
-    let request = gateway.client.post(format!("{}/v1/chat/completions", gateway.url));
+        json!({"model": MODELS[0], "messages": messages, "max_tokens": 4, "stream": stream}).to_string();
+    let client = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).build().unwrap();
+    let request = client.post(format!("{}/v1/chat/completions", gateway.url));
     let answer = request.header("content-type", "application/json").body(body.clone()).send().await.unwrap();
     assert_eq!(answer.status(), 200);
     assert_eq!(answer.text().await.unwrap().ends_with("data: [DONE]\n\n"), stream);
@@ -41,20 +42,25 @@ fn place_of(places: &HashMap<String, usize>, body: &str) -> usize {
 async fn conversations_stay(scorer: bool, chain: bool) {
     let _alone = ALONE.lock().await;
     let gateway = Gateway::start(Setup { engines: [4, 1], scorer, chain, ..Setup::default() }).await.unwrap();
-    let system = json!({"role": "system", "content": text(0, 600)});
-    let system = &system;
-    let conversation = async |number: u64, stream: bool| {
-        let first = json!({"role": "user", "content": text(number, 400 + number as usize)});
-        let one = send(&gateway, &[system.clone(), first.clone()], stream).await;
-        let said = json!({"role": "assistant", "content": text(2000 + number, 40)});
-        let second = json!({"role": "user", "content": text(1000 + number, 100)});
-        let two = send(&gateway, &[system.clone(), first, said, second], stream).await;
-        (one, two)
-    };
+    // What some conversations share must not decide where the others go.
+    let system = |number: u64| json!({"role": "system", "content": text(number % 10, 600)});
+    let user = |number: u64, bytes: usize| json!({"role": "user", "content": text(number, bytes)});
+    let first = |number: u64| user(number, 400 + number as usize);
     for (stream, numbers) in [(true, 1..=100), (false, 401..=500)] {
-        // Second turns come in the midst of other conversations' turns, and on other connections.
-        let turns = stream::iter(numbers).map(|number| conversation(number, stream)).buffer_unordered(4);
-        let turns: Vec<_> = turns.collect().await;
+        // One request at a time, so that no queue weighs more than the cache; between a conversation's turns those of nine
+        // others, and any worker may get either.
+        let mut turns = Vec::new();
+        for ten in numbers.collect::<Vec<u64>>().chunks(10) {
+            let mut ones = Vec::new();
+            for &number in ten {
+                ones.push((number, send(&gateway, &[system(number), first(number)], stream).await));
+            }
+            for (number, one) in ones.into_iter().rev() {
+                let said = json!({"role": "assistant", "content": text(2000 + number, 40)});
+                let messages = [system(number), first(number), said, user(1000 + number, 100)];
+                turns.push((one, send(&gateway, &messages, stream).await));
+            }
+        }
         let places = places(&gateway);
         let kept = turns.iter().filter(|(one, two)| place_of(&places, one) == place_of(&places, two)).count();
         assert!(kept >= 95, "stream {stream}: {kept} of 100 second turns went to the engine of the first");

@@ -47,6 +47,10 @@ pub(crate) struct Options {
     /// Requests of a warm-up before each measurement.
     #[arg(long, default_value_t = 200)]
     warm_up: usize,
+    /// Requests of each system before the first round of a size. A gateway runs for months; V8 compiles wasm anew, and
+    /// well, what has run some thousand times, and the CPU time of that is not a request's.
+    #[arg(long, default_value_t = 20_000)]
+    settle: usize,
     #[arg(long, default_value_t = 8)]
     concurrency: usize,
     /// Requests a second in the open loop.
@@ -103,6 +107,11 @@ async fn measured(options: &Options, plan: &Plan, scratch: &std::path::Path) -> 
     for (&kib, &requests) in options.sizes.iter().zip(&options.requests) {
         let mut rows: Vec<Row> =
             systems.iter().map(|system| Row { system: system.name.clone(), samples: Vec::new() }).collect();
+        for system in &systems {
+            load(system.port, kib * 1024, settling(options.settle, kib), &shape(options))
+                .await
+                .context("settling")?;
+        }
         for round in 1..=options.rounds {
             let mut turns: Vec<_> = systems.iter().zip(&mut rows).collect();
             fastrand::shuffle(&mut turns);
@@ -126,8 +135,18 @@ async fn measured(options: &Options, plan: &Plan, scratch: &std::path::Path) -> 
     Ok(tables)
 }
 
+/// The closed loop's shape, for the client.
+fn shape(options: &Options) -> [String; 2] {
+    ["--concurrency".to_owned(), options.concurrency.to_string()]
+}
+
+/// Large bodies run the loops over their bytes more often, so fewer of them do.
+fn settling(requests: usize, kib: usize) -> usize {
+    requests.div_ceil(kib.max(1).isqrt())
+}
+
 async fn sample(options: &Options, system: &System, size: usize, requests: usize) -> Result<Sample> {
-    let concurrency = ["--concurrency", &options.concurrency.to_string()].map(str::to_owned);
+    let concurrency = shape(options);
     let rate = ["--rate", &options.rate.to_string()].map(str::to_owned);
     if options.warm_up > 0 {
         load(system.port, size, options.warm_up, &concurrency).await.context("warm-up")?;
