@@ -69,10 +69,10 @@ impl Pupil {
             false => self.steps[self.count % MEMORY] = step,
         }
         self.count += 1;
-        if self.count % EVERY == 0 && self.steps.len() > 10 * BATCH {
+        if self.count.is_multiple_of(EVERY) && self.steps.len() > 10 * BATCH {
             self.study();
         }
-        if self.count % COPY == 0 {
+        if self.count.is_multiple_of(COPY) {
             self.old = self.net.clone();
         }
     }

@@ -53,6 +53,9 @@ pub struct Train {
     out: PathBuf,
 }
 
+/// Makes a router that knows nothing yet: one for each episode.
+type Make = Box<dyn Fn() -> Box<dyn Route>>;
+
 /// Prints the paper's table with ours beside it, in Markdown.
 pub(super) fn paper(paper: &Paper, say: &dyn Fn(&str)) -> anyhow::Result<()> {
     ensure!(paper.episodes > 0, "--episodes 0: expected 1 or more");
@@ -63,7 +66,7 @@ pub(super) fn paper(paper: &Paper, say: &dyn Fn(&str)) -> anyhow::Result<()> {
         }
         None => Net::read(ARRIVAL, &SHAPE).ok(),
     };
-    let mut rows: Vec<(&str, Box<dyn Fn() -> Box<dyn Route>>)> = Vec::new();
+    let mut rows: Vec<(&str, Make)> = Vec::new();
     for rule in RULES {
         rows.push((rule.name, Box::new(|| Box::new(*rule))));
     }
