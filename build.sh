@@ -210,6 +210,11 @@ drill() {
   cargo run --locked --quiet --release -p weir-tests --bin weir-drill -- --out bench/RESULTS.md "$@"
 }
 
+reality() {
+  { setup; wasm; native; } >&2
+  cargo run --locked --quiet --release -p weir-tests --bin weir-reality -- --out bench/RESULTS.md "$@"
+}
+
 usage() {
   cat <<'EOF'
 usage: ./build.sh COMMAND
@@ -218,6 +223,7 @@ usage: ./build.sh COMMAND
   test     every test: natively, as wasm32 under Node, and against a real Envoy
   check    format, lints, documentation
   drill    what clients notice while endpoints fail, into bench/RESULTS.md: --seconds, --rate
+  reality  what the lab says beside what a real gateway does, into bench/RESULTS.md: --trace, --requests, --rate
   bench    the core's figures, and the chain beside its peers, into bench/RESULTS.md
   fuzz     every parser on odd inputs: fuzz [SECONDS [TARGET...]]
 
@@ -231,7 +237,7 @@ command=${1:-help}
 [ $# = 0 ] || shift
 case $command in
   setup | wasm | native | check) "$command" ;;
-  demo | bench | drill | fuzz) "$command" "$@" ;;
+  demo | bench | drill | reality | fuzz) "$command" "$@" ;;
   test) run_tests ;;
   help | -h | --help) usage ;;
   *) usage >&2; exit 2 ;;

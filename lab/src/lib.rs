@@ -11,6 +11,7 @@
 //! | [`run`] | the events between them, from the first request to the last token |
 //! | [`report`] | what users would have seen: times, goodput, hits, spread |
 //! | [`suite`] | workloads and contenders to compare |
+//! | [`paper`] | Intelligent Router's experiment, with routers that may let requests wait |
 
 #![allow(
     clippy::indexing_slicing,
@@ -18,6 +19,7 @@
 )]
 
 pub mod engine;
+pub mod paper;
 pub mod report;
 pub mod routing;
 pub mod run;

@@ -92,8 +92,12 @@ pub struct Record {
     pub how: End,
     /// The endpoint that it was last tried on.
     pub endpoint: usize,
+    /// Tokens of its prompt.
+    pub prompt: u32,
     /// Prompt tokens that were not computed.
     pub cached: u32,
+    /// Tokens of its answer.
+    pub output: u32,
     /// Endpoints tried.
     pub attempts: u32,
 }
@@ -233,7 +237,11 @@ impl World<'_> {
             self.now = time;
             match self.events[slot] {
                 Event::Arrive(id) => {
-                    self.records[id as usize].arrived = time;
+                    let request = &self.workload.requests[id as usize];
+                    let record = &mut self.records[id as usize];
+                    record.arrived = time;
+                    record.prompt = request.prompt_tokens();
+                    record.output = request.output;
                     self.ways[id as usize].proxy = self.routers.enter();
                     self.at(time + self.setup.routing.decide(), Event::Choose(id));
                 }

@@ -6,6 +6,8 @@
 //! | [`check`] | says whether a configuration file would be accepted, and where not |
 //! | [`explain`] | says what the filters would make of one request or one answer |
 //! | [`lab`] | compares policies on a pool of engines in simulated time |
+//! | [`load`] | sends the lab's traffic to a real gateway |
+//! | [`traffic`] | what the two ask of a pool, and where the figures go |
 //! | [`litellm`] | makes a configuration of a LiteLLM proxy's |
 //! | [`document`] | files to JSON values |
 //! | [`clock`] | the only clock |
@@ -19,4 +21,6 @@ pub mod document;
 pub mod explain;
 pub mod lab;
 pub mod litellm;
+pub mod load;
 pub mod scorer;
+pub mod traffic;

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use weir_scorer::explain::{self, Raw};
 use weir_scorer::lab::{self, Lab};
+use weir_scorer::load::{self, Load};
 use weir_scorer::{check, document, litellm, scorer};
 
 /// Weir, an inference gateway of Envoy filters: its scorer, and its tools.
@@ -56,6 +57,8 @@ enum Command {
     /// Compare policies on a pool of engines in simulated time, with public traces and generated traffic.
     #[command(subcommand)]
     Lab(Box<Lab>),
+    /// Send the lab's traffic to a real gateway, open loop, and print the lab's report of it.
+    Load(Box<Load>),
 }
 
 #[derive(Debug, Subcommand)]
@@ -109,6 +112,7 @@ fn main() -> ExitCode {
         Command::ImportLitellm { file } => import_litellm(&file).map(|()| true),
         Command::Explain(what) => explain_one(what).map(|()| true),
         Command::Lab(what) => lab::run(*what, &say).map(|()| true),
+        Command::Load(what) => load::run(&what, &say).map(|()| true),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,

@@ -78,6 +78,76 @@ fn a_trace_file_of_ones_own_is_read() {
 }
 
 #[test]
+fn an_engine_is_made_of_what_was_measured_and_can_be_run() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| directory.path().join(name).display().to_string();
+    let mut log = String::from(
+        "speed,request,due_ms,sent_ms,first_ms,end_ms,status,prompt_tokens,cached_tokens,output_tokens,endpoint,problem\n",
+    );
+    for n in 0..30 {
+        // 10 ms a step, 0.2 ms a token of the prompt; the last one is not alone.
+        let (due, prompt, output) = (f64::from(n) * 10_000.0, f64::from(100 + 60 * n), 21.0);
+        let first = due + 10.0 + 0.2 * prompt;
+        let end = first + 10.0 * (output - 1.0);
+        log += &format!("1,{n},{due},{due},{first},{end},200,{prompt},0,{output},a:1,\n");
+    }
+    log += "1,30,290001,290001,299000,299500,200,100,0,21,a:1,\n";
+    std::fs::write(file("log.csv"), &log).unwrap();
+    let engines = printed(&["calibrate", "--log", &file("log.csv"), "--name", "found"]);
+    let found = &serde_json::from_str::<serde_json::Value>(&engines).unwrap()["found"];
+    let near = |name: &str, value: f64| (found[name].as_f64().unwrap() / value - 1.0).abs() < 0.02;
+    assert!(near("prefill_us", 200.0), "{engines}");
+    assert!((found["read_us"].as_f64().unwrap() + found["decode_us"].as_f64().unwrap() - 1e4).abs() < 200.0);
+    std::fs::write(file("engines.json"), engines).unwrap();
+    let more = ["--engines", &file("engines.json"), "--engine", "found", "--policy", "p2c"];
+    assert!(printed(&[&["run"], &SMALL[..], &more].concat()).contains("3 x found"));
+}
+
+#[test]
+fn the_papers_table_is_the_same_each_time_and_bad_weights_are_named() {
+    let table = || printed(&["paper", "--episodes", "1"]);
+    let once = table();
+    assert_eq!(once, table());
+    assert!(
+        once.contains("| workload guided RL | 11.43 |") && once.contains("| double DQN (ours) |"),
+        "{once}"
+    );
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("weights.json");
+    std::fs::write(&file, r#"{"shape": [3, 1], "weights": [0, 0, 0, 0]}"#).unwrap();
+    let output = lab(&["paper", "--weights", file.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("weights.json: shape: [3, 1]"), "{said}");
+}
+
+/// `weir load` with what makes no sense.
+#[test]
+fn what_cannot_be_loaded_is_named() {
+    for (args, named) in [
+        (&["--url", "https://a"][..], "--url https://a: expected http://"),
+        (&["--url", "nowhere"], "--url nowhere"),
+        (&["--url", "http://a/v1"], "--url http://a/v1: expected no path"),
+        (&["--url", "http://a", "--speed", "0"], "--speed: expected a number above 0"),
+        (&["--url", "http://a", "--speeds", "1,-1"], "--speeds: expected numbers above 0"),
+        (&["--url", "http://a", "--rate", "0"], "--rate: expected a number above 0"),
+        (&["--url", "http://a", "--ramp", "0"], "--ramp: expected a number above 0"),
+        (&["--url", "http://a", "--duration", "0"], "--duration: expected a number above 0"),
+        (&["--url", "http://a", "--concurrency", "0"], "--concurrency 0: expected 1 or more"),
+        (&["--url", "http://a", "--timeout", "0"], "--timeout: expected a number above 0"),
+        (&["--url", "http://a", "--header", "x"], "expected NAME: VALUE"),
+        (&["--url", "http://a", "--endpoint-header", "a b"], "--endpoint-header a b"),
+        (&["--url", "http://a", "--key-env", "WEIR_NO_SUCH"], "--key-env WEIR_NO_SUCH"),
+        (&["--url", "http://a", "--body", "{\"a\": "], "--body"),
+        (&["--url", "http://a", "--trace", "chats"], "chats: no such file, and none of conversation, "),
+    ] {
+        let fixed = ["load", "--model", "m", "--requests", "5"];
+        let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(fixed).args(args).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(named), "{args:?}: {said}");
+    }
+}
+
+#[test]
 fn what_is_wrong_is_named() {
     for (args, named) in [
         (&["run", "--trace", "conversations"][..], "conversations: no such file, and none of conversation, "),

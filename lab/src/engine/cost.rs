@@ -38,6 +38,9 @@ pub struct Spec {
     pub overlap: bool,
     /// Tokens that one step may compute, prompts and answers together.
     pub step_tokens: u32,
+    /// Whether answers take nothing of `step_tokens`: an engine that computes them beside its prompts.
+    #[serde(default)]
+    pub answers_beside: bool,
     /// Requests that run at the same time, at most.
     pub batch: u32,
     /// Tokens of the KV memory.

@@ -9,9 +9,11 @@
 //! The engine knows no clock: [`Engine::start`] says how long the next step takes, [`Engine::finish`] ends it.
 
 mod cost;
+mod fit;
 mod memory;
 
 pub use cost::{Spec, Work, read_specs, specs};
+pub use fit::{Fit, Point, fit};
 
 use memory::{Memory, Slot};
 use std::collections::VecDeque;
@@ -176,7 +178,9 @@ impl Engine {
         let mut preempted = false;
         let mut at = 0;
         while at < self.running.len() {
-            let chunk = self.running[at].missing().min(*budget);
+            let sequence = &self.running[at];
+            let free = self.spec.answers_beside && sequence.decodes();
+            let chunk = if free { 1 } else { sequence.missing().min(*budget) };
             while !self.reserve(at, chunk) {
                 preempted = true;
                 self.preempt();
@@ -186,7 +190,7 @@ impl Engine {
             }
             let sequence = &mut self.running[at];
             sequence.chunk = chunk;
-            *budget -= chunk;
+            *budget -= if free { 0 } else { chunk };
             match sequence.decodes() {
                 _ if chunk == 0 => {}
                 true => work.add_decode(sequence.computed + 1),
@@ -322,6 +326,11 @@ impl Engine {
     pub fn adapters(&self) -> (Vec<u32>, Vec<u32>, u32) {
         let waiting = self.waiting.iter().filter_map(|sequence| sequence.job.adapter).collect();
         (self.adapters.clone(), waiting, self.spec.adapters)
+    }
+
+    /// Requests that run, and how many tokens of their answers are written.
+    pub fn written(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.running.iter().map(|sequence| (sequence.job.id, sequence.produced))
     }
 
     /// What it has done in all.

@@ -105,32 +105,30 @@ impl Summary {
     /// The figures of a run.
     pub fn new(policy: &str, workload: &Workload, rate: f64, slo: &Slo, outcome: &Outcome) -> Self {
         let records = &outcome.records;
-        let times = |of: &dyn Fn(usize, &Record) -> Option<f64>| {
-            Quantiles::of(records.iter().enumerate().filter_map(|(at, record)| of(at, record)).collect())
-        };
+        let times =
+            |of: &dyn Fn(&Record) -> Option<f64>| Quantiles::of(records.iter().filter_map(of).collect());
         let ttft = |record: &Record| record.first.map_or(f64::INFINITY, |first| ms(first - record.arrived));
-        let tpot = |at: usize, record: &Record| match (record.how, record.first) {
+        let tpot = |record: &Record| match (record.how, record.first) {
             (End::Answered, Some(first)) => {
-                let more = workload.requests[at].output - 1;
+                let more = record.output.saturating_sub(1);
                 (more > 0).then(|| ms(record.end - first) / f64::from(more))
             }
             _ => Some(f64::INFINITY),
         };
         let answered = |record: &Record| record.how == End::Answered;
-        let good = |at: usize, record: &Record| {
+        let good = |record: &Record| {
             answered(record)
                 && ttft(record) <= slo.ttft_ms
-                && tpot(at, record).is_none_or(|tpot| tpot <= slo.tpot_ms)
+                && tpot(record).is_none_or(|tpot| tpot <= slo.tpot_ms)
         };
-        let goods: Vec<bool> = records.iter().enumerate().map(|(at, record)| good(at, record)).collect();
+        let goods: Vec<bool> = records.iter().map(good).collect();
         let met = goods.iter().filter(|good| **good).count();
         let mut assigned = vec![0_usize; outcome.engines.len()];
         records.iter().filter(|record| record.attempts > 0).for_each(|record| assigned[record.endpoint] += 1);
         let (mut cached, mut prompts) = (0_u64, 0_u64);
-        for (record, request) in records.iter().zip(&workload.requests).filter(|(record, _)| answered(record))
-        {
+        for record in records.iter().filter(|record| answered(record)) {
             cached += u64::from(record.cached);
-            prompts += u64::from(request.prompt_tokens());
+            prompts += u64::from(record.prompt);
         }
         let last = records.iter().map(|record| record.end).max().unwrap_or(0);
         let seconds = ms(last) / 1_000.0;
@@ -142,9 +140,9 @@ impl Summary {
             rate,
             offered: records.len(),
             failed: records.iter().filter(|record| !answered(record)).count(),
-            ttft_ms: times(&|_, record| Some(ttft(record))),
-            tpot_ms: times(&|at, record| tpot(at, record)),
-            e2e_ms: times(&|_, record| {
+            ttft_ms: times(&|record| Some(ttft(record))),
+            tpot_ms: times(&tpot),
+            e2e_ms: times(&|record| {
                 Some(if answered(record) { ms(record.end - record.arrived) } else { f64::INFINITY })
             }),
             good: rounded(share(met, records.len())),
@@ -197,8 +195,7 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     fn outcome(records: Vec<Record>) -> (Workload, Outcome) {
-        let request =
-            |id| Request { prompt: vec![Piece { id, tokens: 100 }], output: 11, ..Request::default() };
+        let request = |id| Request { prompt: vec![Piece { id, tokens: 100 }], ..Request::default() };
         let workload = Workload::new("w", (0..records.len() as u64).map(request).collect(), 16);
         (workload, Outcome { records, engines: vec![Done::default(); 2], ..Outcome::default() })
     }
@@ -209,6 +206,8 @@ mod tests {
             first: Some(first),
             end: first + 10_000_000 * tpot_ms,
             how: End::Answered,
+            prompt: 100,
+            output: 11,
             attempts: 1,
             ..Record::default()
         }

@@ -6,10 +6,14 @@
 
 mod draw;
 mod generate;
+mod text;
+mod timing;
 mod trace;
 
 pub use draw::Draw;
 pub use generate::{Kind, WORKLOADS, generate};
+pub use text::{Message, messages, words};
+pub use timing::{ramped, retimed, until};
 pub use trace::{Clumps, azure, mooncake};
 
 use crate::engine::Hashed;

@@ -37,7 +37,7 @@ pub(super) fn run(
             };
             let summary = bench.setup(contender, case).and_then(|setup| {
                 let outcome = run_one(&setup, &case.workload, &mut watch)?;
-                Ok(Summary::new(&contender.name, &case.workload, case.rate, &bench.slo(), &outcome))
+                Ok(Summary::new(&contender.name, &case.workload, case.rate, &bench.traffic.slo(), &outcome))
             });
             if !shown {
                 let _ = writeln!(std::io::stderr(), "{} on {}: done", contender.name, case.workload.name);

@@ -2,18 +2,18 @@
 //!
 //! The lab itself is pure ([`weir_lab`]); files, threads and progress are here.
 
+mod calibrate;
 mod jobs;
-mod load;
+mod paper;
 
-pub use load::{names, read as read_workload};
-
+use crate::traffic::{Traffic, above_zero, names, write};
 use anyhow::{Context, bail, ensure};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use weir_lab::engine::{Spec, read_specs, specs};
-use weir_lab::report::{Curve, Slo, Summary, csv, curves, standings, table};
+use weir_lab::report::{Curve, Summary, curves, standings, table};
 use weir_lab::routing::{Routing, Share};
 use weir_lab::run::{Change, Setup};
 use weir_lab::suite::{self, Contender, SUITE, contenders};
@@ -61,6 +61,12 @@ pub enum Lab {
         #[command(flatten)]
         bench: Bench,
     },
+    /// Intelligent Router's experiment: its table, and ours beside it.
+    Paper(paper::Paper),
+    /// Train the router that learns, for that experiment.
+    Train(paper::Train),
+    /// Make an engine for the lab from what `weir load --log` measured of a real one.
+    Calibrate(calibrate::Calibrate),
     /// List traces, generated workloads and engines.
     List,
 }
@@ -68,15 +74,9 @@ pub enum Lab {
 /// The pool, the routers and the requests of a run.
 #[derive(Args, Debug)]
 pub struct Bench {
-    /// A trace or generated workload by name (see `weir lab list`), or a trace file: Mooncake's JSON lines or Azure's CSV.
-    #[arg(long, visible_alias = "workload", default_value = "conversation", value_name = "NAME|FILE")]
-    trace: String,
-    /// How much quicker than written the requests come.
-    #[arg(long, default_value_t = 1.0)]
-    speed: f64,
-    /// The first so many requests; 0 is a whole trace, or 8,000 generated ones.
-    #[arg(long, default_value_t = 0)]
-    requests: usize,
+    /// The requests.
+    #[command(flatten)]
+    traffic: Traffic,
     /// Endpoints.
     #[arg(long, default_value_t = 8)]
     endpoints: usize,
@@ -113,21 +113,6 @@ pub struct Bench {
     /// The share of reports that are lost.
     #[arg(long)]
     lost: Option<f64>,
-    /// Goodput: milliseconds to the first token, at most.
-    #[arg(long, default_value_t = 2_000.0)]
-    slo_ttft_ms: f64,
-    /// Goodput: milliseconds per further token, at most.
-    #[arg(long, default_value_t = 100.0)]
-    slo_tpot_ms: f64,
-    /// Fixes all that is random.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Write the figures as CSV.
-    #[arg(long, value_name = "FILE")]
-    csv: Option<PathBuf>,
-    /// Write the figures as JSON.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
 }
 
 /// [`Share`] on the command line.
@@ -145,8 +130,6 @@ pub enum Sharing {
 
 /// The engine, unless told otherwise.
 const DEFAULT_ENGINE: &str = "h100-llama3-8b";
-/// Generated requests, unless told otherwise.
-const GENERATED: usize = 8_000;
 
 /// Runs a command of the lab; what is to be printed goes through `say`.
 pub fn run(lab: Lab, say: &dyn Fn(&str)) -> anyhow::Result<()> {
@@ -157,6 +140,9 @@ pub fn run(lab: Lab, say: &dyn Fn(&str)) -> anyhow::Result<()> {
             specs()?.iter().for_each(|(name, spec)| say(&format!("{name:<16} {}", spec.source)));
             Ok(())
         }
+        Lab::Calibrate(options) => calibrate::calibrate(&options, say),
+        Lab::Paper(options) => paper::paper(&options, say),
+        Lab::Train(options) => paper::learn(&options),
         Lab::Run { policy, bench } => compare(&[policy], &[bench.only()?], &bench, say),
         Lab::Compare { policies, suite, cases, bench } => {
             let cases = match (&cases, suite) {
@@ -179,7 +165,7 @@ pub fn run(lab: Lab, say: &dyn Fn(&str)) -> anyhow::Result<()> {
             if let Some(file) = &svg {
                 write(file, &picture(&workload.name, &speeds, &summaries))?;
             }
-            bench.write(&summaries.concat())
+            bench.traffic.write(&summaries.concat())
         }
     }
 }
@@ -203,8 +189,8 @@ fn compare(policies: &[String], cases: &[Case], bench: &Bench, say: &dyn Fn(&str
             bench.endpoints,
             engine,
             first.ceiling * 100.0,
-            bench.slo_ttft_ms,
-            bench.slo_tpot_ms
+            bench.traffic.slo_ttft_ms,
+            bench.traffic.slo_tpot_ms
         ));
         say(table(of).trim_end());
         say("");
@@ -214,7 +200,7 @@ fn compare(policies: &[String], cases: &[Case], bench: &Bench, say: &dyn Fn(&str
         let named: Vec<_> = cases.iter().map(named).zip(summaries.iter().cloned()).collect();
         say(standings(&named).trim_end());
     }
-    bench.write(&summaries.concat())
+    bench.traffic.write(&summaries.concat())
 }
 
 /// Without the tail of a product of decimals.
@@ -245,7 +231,12 @@ impl Bench {
     /// Cases, each with its own engine unless the command line names one.
     fn all(&self, cases: &[suite::Case]) -> anyhow::Result<Vec<Case>> {
         let read = |of: &suite::Case| {
-            self.case(&of.workload, self.spec(&of.engine)?, rounded(of.speed * self.speed), of.requests)
+            self.case(
+                &of.workload,
+                self.spec(&of.engine)?,
+                rounded(of.speed * self.traffic.speed),
+                of.requests,
+            )
         };
         cases.iter().map(read).collect()
     }
@@ -253,7 +244,7 @@ impl Bench {
     /// The one case that the command line names.
     fn only(&self) -> anyhow::Result<Case> {
         let engine = self.spec(DEFAULT_ENGINE)?;
-        self.case(&self.trace, engine, self.speed, self.requests)
+        self.case(&self.traffic.trace, engine, self.traffic.speed, self.traffic.requests)
     }
 
     fn case(
@@ -263,9 +254,9 @@ impl Bench {
         rate: f64,
         requests: usize,
     ) -> anyhow::Result<Case> {
-        ensure!(rate > 0.0 && rate.is_finite(), "--speed: expected a number above 0");
-        let workload = load::read(name, requests, GENERATED, self.seed, engine.1.block_tokens)?;
-        Ok(Case { workload: Arc::new(workload), rate, engine })
+        above_zero("--speed", rate)?;
+        let requests = self.traffic.read_of(name, requests)?;
+        Ok(Case { workload: Arc::new(Workload::new(name, requests, engine.1.block_tokens)), rate, engine })
     }
 
     /// The engine that the command line names, or else this one.
@@ -331,7 +322,7 @@ impl Bench {
     fn setup(&self, contender: &Contender, case: &Case) -> anyhow::Result<Setup> {
         ensure!(self.endpoints > 0, "--endpoints 0: expected 1 or more");
         let mut setup = Setup::new(&case.engine.1, self.endpoints, contender.routing.clone());
-        setup.seed = self.seed;
+        setup.seed = self.traffic.seed;
         setup.rate = case.rate;
         for (endpoint, speed) in setup.endpoints.iter_mut().zip(&self.engine_speeds) {
             ensure!(*speed > 0.0 && speed.is_finite(), "--engine-speeds {speed}: expected numbers above 0");
@@ -347,20 +338,6 @@ impl Bench {
         }
         Ok(setup)
     }
-
-    fn slo(&self) -> Slo {
-        Slo { ttft_ms: self.slo_ttft_ms, tpot_ms: self.slo_tpot_ms }
-    }
-
-    fn write(&self, summaries: &[Summary]) -> anyhow::Result<()> {
-        if let Some(file) = &self.csv {
-            write(file, &csv(summaries))?;
-        }
-        if let Some(file) = &self.json {
-            write(file, &(serde_json::to_string_pretty(summaries)? + "\n"))?;
-        }
-        Ok(())
-    }
 }
 
 fn read_cases(file: &Path) -> anyhow::Result<Vec<suite::Case>> {
@@ -370,11 +347,8 @@ fn read_cases(file: &Path) -> anyhow::Result<Vec<suite::Case>> {
     weir::invalid::read_value(value).context(name)
 }
 
-fn write(file: &Path, text: &str) -> anyhow::Result<()> {
-    std::fs::write(file, text).with_context(|| format!("{}: cannot be written", file.display()))
-}
-
-fn json_or_file(given: &str) -> anyhow::Result<Value> {
+/// What was given, or what is in the file of that name.
+pub(crate) fn json_or_file(given: &str) -> anyhow::Result<Value> {
     let text = match given.trim_start().starts_with('{') {
         true => given.as_bytes().to_vec(),
         false => crate::document::bytes_of(Path::new(given)).with_context(|| given.to_owned())?,

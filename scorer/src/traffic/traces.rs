@@ -4,7 +4,7 @@ use anyhow::{Context, bail};
 use flate2::read::GzDecoder;
 use std::io::Read;
 use std::path::Path;
-use weir_lab::workload::{Clumps, Request, WORKLOADS, Workload, azure, generate, mooncake};
+use weir_lab::workload::{Clumps, Request, WORKLOADS, azure, generate, mooncake};
 
 /// A trace that is built in.
 struct Trace {
@@ -53,14 +53,8 @@ pub fn names() -> Vec<(&'static str, &'static str)> {
     traces.chain(WORKLOADS.iter().map(|kind| (kind.name, kind.about))).collect()
 }
 
-/// The first `requests` of a workload, all of a trace or `generated` for 0, cut into blocks of `block_tokens`.
-pub fn read(
-    name: &str,
-    requests: usize,
-    generated: usize,
-    seed: u64,
-    block_tokens: u32,
-) -> anyhow::Result<Workload> {
+/// The first `requests` of a workload, all of a trace or `generated` for 0.
+pub fn read(name: &str, requests: usize, generated: usize, seed: u64) -> anyhow::Result<Vec<Request>> {
     let count = if requests == 0 { generated } else { requests };
     let mut all = match TRACES.iter().find(|trace| trace.name == name) {
         Some(trace) => {
@@ -75,7 +69,7 @@ pub fn read(
     if requests > 0 {
         all.truncate(requests);
     }
-    Ok(Workload::new(name, all, block_tokens))
+    Ok(all)
 }
 
 fn file(file: &Path) -> anyhow::Result<Vec<Request>> {
@@ -104,6 +98,7 @@ fn text_of(name: &str, bytes: &[u8]) -> anyhow::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use weir_lab::workload::Workload;
 
     #[test]
     fn the_traces_are_as_their_readme_says() {
@@ -113,7 +108,7 @@ mod tests {
             ("azure-code", 8_819, 3_436.0, 0.0..0.001),
             ("azure-conv", 19_366, 3_502.0, 0.0..0.001),
         ] {
-            let workload = read(name, 0, 0, 1, 512).unwrap();
+            let workload = Workload::new(name, read(name, 0, 0, 1).unwrap(), 512);
             assert_eq!(workload.requests.len(), count, "{name}");
             let last = workload.requests.last().unwrap().at as f64 / 1e9;
             assert!((last - seconds).abs() < 4.0, "{name}: {last} s");
@@ -123,7 +118,7 @@ mod tests {
 
     #[test]
     fn an_unknown_name_is_told_the_known_ones() {
-        let said = read("chats", 0, 10, 1, 16).unwrap_err().to_string();
+        let said = read("chats", 0, 10, 1).unwrap_err().to_string();
         assert!(said.contains("conversation") && said.contains("hot-prefix"), "{said}");
     }
 }
