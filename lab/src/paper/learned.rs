@@ -5,7 +5,7 @@
 //! prompts, its light and heavy answers, the memory that will be left, and how soon one of its requests will be over. The
 //! heavy ones are those of 0.5 s: 1,560 tokens of a prompt; of answers, 100 tokens.
 //!
-//! It chooses among the instances that have room, and to wait; when none has room there is nothing to choose. It is guarded:
+//! It chooses among the instances that have room, a mask of ours, and to wait; when none has room there is nothing to choose. It is guarded:
 //! without weights, when an output is no number, and when it lets everybody wait for [`PATIENCE`] although there
 //! is room, the rule decides that needs no training.
 
