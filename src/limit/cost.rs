@@ -166,8 +166,8 @@ pub struct Estimate {
     pub cost: Spend,
     /// What must fit into a limit: a guess of the output is left out.
     pub firm: Spend,
-    /// What it will cost by all that is known, in thousandths of a token.
-    pub likely: u64,
+    /// What its prompt costs, in thousandths of a token.
+    pub prompt: u64,
     /// Prompt tokens.
     pub input: u64,
 }
@@ -244,11 +244,10 @@ impl Cost {
             (Some(bound), Reserve::Usual) => (bound.min(expected), 0),
             (None, _) => (expected, 0),
         };
-        let likely = facts.max_output_tokens.map_or(expected, |bound| expected.min(u64::from(bound)));
         Estimate {
             cost: self.most(model, input, output),
             firm: self.most(model, input, firm),
-            likely: self.weights(model).most(input, likely),
+            prompt: self.weights(model).most(input, 0),
             input,
         }
     }

@@ -148,7 +148,7 @@ impl Limits {
         let (holds, guests): (Vec<Hold>, Vec<Guest>) = matching
             .map(|(at, rule)| {
                 let client = rule.queue.as_ref().map_or(0, |queue| hash(&queue.fair_by));
-                let guest = Guest { client, likely: estimate.likely, waiter };
+                let guest = Guest { client, prompt: estimate.prompt, waiter };
                 (Hold { rule: at, key: hash(&rule.key) }, guest)
             })
             .unzip();

@@ -23,8 +23,8 @@ pub(super) struct Slots {
 pub(super) struct Guest {
     /// Whose turn it takes.
     pub(super) client: u64,
-    /// What it will cost by all that is known, in thousandths of a token.
-    pub(super) likely: u64,
+    /// What its prompt costs, in thousandths of a token: that is charged when it gets its slot.
+    pub(super) prompt: u64,
     /// By which name it stands in line.
     pub(super) waiter: Option<u64>,
 }
@@ -90,7 +90,7 @@ impl Slots {
         let called = self.is_called(guest.waiter);
         match (&mut self.line, guest.waiter) {
             (Some(line), Some(id)) if called => line.come(id, now),
-            (Some(line), _) => line.pass(guest.client, guest.likely, now),
+            (Some(line), _) => line.pass(guest.client, guest.prompt, now),
             (None, _) => {}
         }
     }
@@ -99,8 +99,12 @@ impl Slots {
     pub(super) fn give_back(&mut self, rule: &Rule, guest: &Guest, used: u64, at: Instant, now: Instant) {
         self.in_flight.take(rule.lease.cell(at), 1);
         if let Some(line) = &mut self.line {
-            let signed = |cost: u64| i64::try_from(cost).unwrap_or(i64::MAX);
-            line.correct(guest.client, signed(used).saturating_sub(signed(guest.likely)));
+            // What came to nothing is not given back: it took its turn. If it were, a client could have others lifted to a
+            // counter that then falls.
+            if used > 0 {
+                let signed = |cost: u64| i64::try_from(cost).unwrap_or(i64::MAX);
+                line.correct(guest.client, signed(used).saturating_sub(signed(guest.prompt)));
+            }
             line.freed(now);
         }
     }

@@ -317,7 +317,7 @@ fn the_estimate_learns_what_answers_come_to() {
     let config: Config = invalid::read(br#"{"limits":[],"cost":{"reserve":"usual"}}"#).unwrap();
     let mut cost = Cost::new(config.cost).unwrap();
     let tokens = |tokens| Spend { tokens, money: 0 };
-    let first = Estimate { cost: tokens(522_000), firm: tokens(10_000), likely: 522_000, input: 10 };
+    let first = Estimate { cost: tokens(522_000), firm: tokens(10_000), prompt: 10_000, input: 10 };
     assert_eq!(cost.estimate(&facts(10, None)), first);
     for _ in 0..200 {
         cost.learn("m", &Usage { input: 10, output: 50, ..Usage::default() });

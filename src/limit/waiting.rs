@@ -62,8 +62,8 @@ impl Limits {
         }
         // Who changes lines keeps its deadline.
         let until = waiting.at.map_or(now + queue.timeout, |wait| wait.until);
-        let Guest { client, likely, .. } = *guest;
-        let waiter = Waiter { id: waiting.id, client, priority, cost: likely, warm: waiting.warm, until };
+        let Guest { client, prompt, .. } = *guest;
+        let waiter = Waiter { id: waiting.id, client, priority, cost: prompt, warm: waiting.warm, until };
         match self.change(store, hold, now, |rule, book| book.account.join(rule, waiter, now)) {
             Some(Joined::In { displaced }) => {
                 displaced.into_iter().for_each(|waiter| store.wake(waiter));

@@ -2,7 +2,8 @@
 //!
 //! Each client has a counter of what it has got, in weighted tokens. The one with the least goes next. Input is charged when
 //! a request is admitted, not when it is over, or one client could take all slots at once; output as it is
-//! decoded, or as far ahead as it can be foreseen and corrected at the end. Between two clients that both have something
+//! decoded, or when it is over. It is not charged ahead: whoever comes meanwhile would be lifted to a counter that falls when less
+//! came of it, and wait for a debt that is not its own. Between two clients that both have something
 //! waiting all the while, what they have got then differs over any stretch of time by at most
 //!
 //! ```text
