@@ -34,8 +34,21 @@ impl Redis {
 
     fn start_process(port: u16, log: &Path) -> Result<Process> {
         let port = port.to_string();
-        let command =
-            ["redis-server", "--port", &port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"];
+        // A replica keeps what it is sent first in a file there.
+        let dir = log.parent().unwrap_or(log).display().to_string();
+        let command = [
+            "redis-server",
+            "--port",
+            &port,
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--dir",
+            &dir,
+        ];
         Process::start(&command.map(str::to_owned), log).context("build.sh test installs redis-server")
     }
 
