@@ -15,11 +15,14 @@
 //! A lease ends in the log callback and nowhere else: it comes to every stream, however it ended.
 
 mod attempts;
+mod choose;
 mod config;
+mod outcomes;
 mod peers;
 mod probes;
 mod scorer;
 mod scrape;
+mod shared;
 
 pub use config::Config;
 
@@ -29,13 +32,13 @@ use probes::Slot;
 use scorer::Scorer;
 use scrape::Scrape;
 use std::time::Duration;
-use weir::breaker::{Class, Moved, Outcome, Shut, Standing};
+use weir::breaker::{Outcome, Standing};
 use weir::invalid::Invalid;
-use weir::policy::{Candidate, Demand};
-use weir::pool::{Answered, Ask, Choice, LeaseId, Pools, Spill};
+use weir::policy::Candidate;
+use weir::pool::{Choice, LeaseId, Pools};
 use weir::random::Random;
-use weir::request::{Dialect, Facts, Refusal};
-use weir::wire::{self, Event, Reserve};
+use weir::request::{Dialect, Facts};
+use weir::wire::{self, Event};
 use weir_host::{Body, Callback, Filter, Flow, Host, Kind, Metric, Of, Reply};
 
 weir_host::serve!(Pick);
@@ -381,313 +384,6 @@ impl Pick {
                 pools: config.pools.iter().map(|spec| PoolMetrics::define(host, &spec.name)).collect(),
             },
         })
-    }
-
-    /// Asks the scorer, if there is one worth asking.
-    fn ask(&mut self, host: &dyn Host, asking: &mut Asking) -> bool {
-        let Some(scorer) = &mut self.scorer else { return false };
-        let Some((name, _)) = self.pools.get(asking.lease.pool) else { return false };
-        let ask = asking.facts.ask(&asking.blocks);
-        let explain = self.explain || asking.facts.explain;
-        let request = Reserve { explain, ..Reserve::of(name, asking.lease.id, &ask) };
-        let Some(told) = scorer.ask(host, request) else { return false };
-        asking.lease.asked = true;
-        asking.told = told;
-        true
-    }
-
-    fn choose_here(&mut self, stream: &mut Stream, host: &dyn Host, asking: &Asking, source: Source) -> Flow {
-        let ask = asking.facts.ask(&asking.blocks);
-        let lease = asking.lease;
-        let now = host.now();
-        let Some((name, pool)) = self.pools.get(lease.pool) else { return Flow::Continue };
-        let mut choice = pool.reserve(lease.id, &ask, now);
-        // A probe, unless another worker has taken the slot just now; each time round one endpoint less is due.
-        while let Some(first) =
-            choice.as_ref().filter(|choice| choice.probe).and_then(|choice| choice.order.first())
-        {
-            let slots = self.peers.slots(name, first);
-            stream.slot = Slot::take(host, slots, lease.id, pool.most_probes(), now + pool.lease_period());
-            if stream.slot.is_some() {
-                break;
-            }
-            pool.decline(lease.id, now + HEARD);
-            choice = pool.reserve(lease.id, &ask, now);
-        }
-        if let Some(choice) = choice {
-            if self.explain || asking.facts.explain {
-                let why = pool.why(&choice, now);
-                host.set_property(wire::WHY, &serde_json::to_vec(&why).unwrap_or_default());
-            }
-            return self.booked(stream, host, asking, choice, source);
-        }
-        match pool.shut(&ask.demand, now) {
-            Some(shut) => self.refuse(host, &lease, &shut),
-            None => {
-                // No configuration makes a pool without endpoints. Envoy's own balancing is the way out.
-                host.remove_header(Of::Request, wire::DESTINATION);
-                Flow::Continue
-            }
-        }
-    }
-
-    /// No endpoint can hold the prompt.
-    fn refuse_long(&self, host: &dyn Host, facts: &Facts, most: u32) -> Flow {
-        host.add(self.metrics.too_long, 1);
-        let tokens = facts.prompt_tokens;
-        let line = format!("refused=400 prompt_tokens={tokens} max_input_tokens={most}");
-        host.set_property(wire::PICK, line.as_bytes());
-        let refusal = Refusal::too_long(facts.dialect, tokens, most);
-        host.respond(refusal.status, &[("content-type", "application/json")], refusal.body().as_bytes());
-        Flow::Hold
-    }
-
-    /// No endpoint may be sent to.
-    fn refuse(&self, host: &dyn Host, lease: &Lease, shut: &Shut) -> Flow {
-        if let Some(metrics) = self.metrics.pools.get(lease.pool) {
-            host.add(metrics.shut, 1);
-        }
-        let line = format!("refused={} retry_after_s={}", shut.status, shut.retry_after_s());
-        host.set_property(wire::PICK, line.as_bytes());
-        let answer = shut.answer(lease.dialect);
-        let headers = answer.headers.iter().map(|(name, value)| (*name, value.as_str()));
-        let headers: Vec<_> = [("content-type", "application/json")].into_iter().chain(headers).collect();
-        host.respond(answer.status, &headers, answer.body.as_bytes());
-        Flow::Hold
-    }
-
-    /// The attempts before the one at `address` have failed.
-    fn failed_before(&mut self, stream: &mut Stream, host: &dyn Host, lease: Lease, address: &str) {
-        let failed = stream.attempts.before(host, address);
-        if failed.is_empty() {
-            return;
-        }
-        if let Some(metrics) = self.metrics.pools.get(lease.pool) {
-            host.add(metrics.retries, failed.len() as u64);
-        }
-        if let Some((_, pool)) = self.pools.get(lease.pool) {
-            pool.budget().retried(failed.len());
-        }
-        for (endpoint, outcome) in failed {
-            self.attempted(stream, host, lease, &endpoint, &outcome);
-        }
-    }
-
-    /// The stream is over: what its last attempt came to, and those before it that nobody has spoken of. Gives what the
-    /// policy learns from it.
-    fn over(&mut self, stream: &mut Stream, host: &dyn Host, lease: Lease) -> Option<Answered> {
-        let served = stream.served.take().or_else(|| attempts::served(host))?;
-        self.failed_before(stream, host, lease, &served);
-        let outcome = attempts::last(host, lease.dialect, stream.first_token);
-        self.attempted(stream, host, lease, &served, &outcome);
-        let wants = self.pools.get(lease.pool).map(|(_, pool)| pool.wants())?;
-        // A client that left says nothing of the endpoint.
-        let tells = wants.answers && matches!(outcome.class(), Class::Success | Class::Failure);
-        tells.then(|| attempts::answered(host, &outcome, wants))
-    }
-
-    /// An attempt came to an outcome: it is noted here and told to those whom it concerns.
-    fn attempted(
-        &mut self,
-        stream: &mut Stream,
-        host: &dyn Host,
-        lease: Lease,
-        endpoint: &str,
-        outcome: &Outcome,
-    ) {
-        let Some((name, pool)) = self.pools.get(lease.pool) else { return };
-        if outcome.class() == Class::Success {
-            pool.budget().succeeded();
-        }
-        let concerns = pool.probes(lease.id) || pool.concerns(endpoint, outcome);
-        let moved = pool.attempted(lease.id, endpoint, outcome, host.now());
-        let name = name.to_owned();
-        if moved.is_some() || outcome.class() == Class::Busy {
-            self.moved(host, lease.pool, endpoint, outcome, moved);
-        }
-        if concerns {
-            let (pool, endpoint, outcome) = (name, endpoint.to_owned(), *outcome);
-            let told = Message::Attempted {
-                pool: lease.pool as u16,
-                lease: lease.id,
-                endpoint: endpoint.clone(),
-                outcome,
-            };
-            self.peers.send(host, &told);
-            if let Some(scorer) = &mut self.scorer {
-                scorer.note(Event::Attempted { pool, lease: lease.id, endpoint, outcome });
-            }
-        }
-        if !self.pools.get(lease.pool).is_some_and(|(_, pool)| pool.probes(lease.id))
-            && let Some(slot) = stream.slot.take()
-        {
-            slot.give_back(host);
-        }
-    }
-
-    /// An endpoint is out, back, or held off: that is logged, counted, and kept where other workers find it.
-    fn moved(
-        &mut self,
-        host: &dyn Host,
-        place: usize,
-        endpoint: &str,
-        outcome: &Outcome,
-        moved: Option<Moved>,
-    ) {
-        let name = self.pools.get(place).map_or("", |(name, _)| name);
-        match moved {
-            Some(Moved::Out) => {
-                log::warn!("weir-pick: pool {name}: {endpoint} is out: {}", outcome.write());
-                if let Some(metrics) = self.metrics.pools.get(place) {
-                    host.add(metrics.trips, 1);
-                }
-            }
-            Some(Moved::Back) => log::info!("weir-pick: pool {name}: {endpoint} is back"),
-            None => {}
-        }
-        self.peers.keep_out(host, self.out());
-    }
-
-    /// Another worker's request came to an outcome. Mostly the worker that brings an endpoint's last failure puts it out and says
-    /// so; where failures of two workers pass each other, neither does, and who hears of the last one has to.
-    fn heard_attempt(
-        &mut self,
-        host: &dyn Host,
-        place: usize,
-        lease: LeaseId,
-        endpoint: &str,
-        outcome: &Outcome,
-    ) {
-        let Some((_, pool)) = self.pools.get(place) else { return };
-        let moved = pool.attempted(lease, endpoint, outcome, host.now());
-        let is_known = |kept: &Message| matches!(kept, Message::Out { pool, endpoint: own, .. } if usize::from(*pool) == place && own == endpoint);
-        if moved == Some(Moved::Out) && !self.peers.kept_out(host).iter().any(is_known) {
-            self.moved(host, place, endpoint, outcome, moved);
-        }
-    }
-
-    /// An endpoint has been chosen and booked: say so to Envoy, to the log and to the other workers.
-    fn booked(
-        &mut self,
-        stream: &mut Stream,
-        host: &dyn Host,
-        asking: &Asking,
-        mut choice: Choice,
-        source: Source,
-    ) -> Flow {
-        let (source, metric) = match source {
-            Source::Scorer => ("scorer", self.metrics.by_scorer),
-            Source::Local => ("local", self.metrics.local),
-            Source::Fallback => ("fallback", self.metrics.fallback),
-        };
-        host.add(metric, 1);
-        let lease = asking.lease;
-        if let Some((_, pool)) = self.pools.get(lease.pool) {
-            if pool.splits() {
-                host.remove_header(Of::Request, wire::PREFILLER);
-            }
-            if pool.wants().reports {
-                host.set_header(Of::Request, wire::ORCA_FORMAT, "JSON");
-            }
-            choice.order.truncate(pool.budget().left(host.now()).saturating_add(1));
-        }
-        host.set_header(Of::Request, wire::DESTINATION, &choice.order.join(","));
-        // Beyond the list Envoy would send retries wherever it likes.
-        host.set_header(Of::Request, wire::MAX_RETRIES, &choice.order.len().saturating_sub(1).to_string());
-        let Choice { order, candidate, policy, probe, prefill, spill } = choice;
-        let endpoint = order.first().map_or("", String::as_str);
-        let mut line = format!(
-            "endpoint={endpoint} by={source} policy={policy} prompt_tokens={} cached_tokens={} queued_tokens={} in_flight={}",
-            asking.facts.prompt_tokens, candidate.cached_tokens, candidate.queued_tokens, candidate.in_flight
-        );
-        if let Some(prefill) = &prefill {
-            host.set_header(Of::Request, wire::PREFILLER, prefill);
-            line += &format!(" prefill={prefill}");
-        }
-        if probe {
-            line += " probe=1";
-        }
-        if let Some(Spill { to, reason, .. }) = spill {
-            line += &format!(" spillover_to={to} spillover_reason={}", reason.name());
-        }
-        host.set_property(wire::PICK, line.as_bytes());
-        if self.peers.any() {
-            let ask = asking.facts.ask(&asking.blocks);
-            let mut message = Message::booked(lease.pool as u16, lease.id, endpoint, &ask, probe);
-            if let Message::Booked { prefill: place, .. } = &mut message {
-                *place = prefill;
-            }
-            self.peers.send(host, &message);
-        }
-        stream.attempts = Attempts::new(order, spill);
-        stream.lease = Some(lease);
-        Flow::Continue
-    }
-
-    /// Who is out, of all pools.
-    fn out(&self) -> impl Iterator<Item = Message> {
-        self.pools.iter().enumerate().flat_map(|(at, (_, pool))| {
-            pool.snapshots().map(move |(endpoint, snapshot)| Message::Out {
-                pool: at as u16,
-                endpoint: endpoint.to_owned(),
-                snapshot,
-            })
-        })
-    }
-
-    /// Tells a worker that has just joined all that this one knows.
-    fn tell_all(&self, host: &dyn Host, queue: u32) {
-        for (at, (_, pool)) in self.pools.iter().enumerate() {
-            for (endpoint, blocks) in pool.prefixes() {
-                let message = Message::Held { pool: at as u16, endpoint: endpoint.to_owned(), blocks };
-                Peers::tell(host, queue, &message);
-            }
-            for (lease, endpoint, queued_tokens) in pool.booked() {
-                let demand = Demand { prompt_tokens: queued_tokens, stream: true, ..Demand::default() };
-                let ask = Ask { blocks: &[], demand };
-                let message = Message::booked(at as u16, lease, endpoint, &ask, pool.probes(lease));
-                Peers::tell(host, queue, &message);
-            }
-        }
-    }
-
-    /// What another worker did, or an engine said.
-    fn hear(&mut self, host: &dyn Host, message: Message) {
-        let now = host.now();
-        let pool = message.pool().and_then(|place| self.pools.get(place)).map(|(_, pool)| pool);
-        match (message, pool) {
-            (Message::Hello { queue }, _) => {
-                self.peers.read_list(host);
-                if self.peers.answers(queue) {
-                    self.tell_all(host, queue);
-                }
-            }
-            (Message::Said { endpoint, report }, _) => {
-                self.pools.iter_mut().for_each(|(_, pool)| pool.hear(&endpoint, &report));
-            }
-            (Message::Attempted { pool, lease, endpoint, outcome }, _) => {
-                self.heard_attempt(host, usize::from(pool), lease, &endpoint, &outcome);
-            }
-            (_, None) => {}
-            (Message::Held { endpoint, blocks, .. }, Some(pool)) => pool.hold(&endpoint, &blocks),
-            (Message::Booked { lease, endpoint, prefill, demand, blocks, probe, .. }, Some(pool)) => {
-                let ask = Ask { blocks: &blocks, demand };
-                pool.book_split(lease, &endpoint, prefill.as_deref(), &ask, now);
-                if probe {
-                    pool.probe(lease);
-                }
-            }
-            (Message::Out { endpoint, snapshot, .. }, Some(pool)) => pool.adopt(&endpoint, &snapshot),
-            (Message::FirstToken { lease, served, .. }, Some(pool)) => {
-                pool.first_token(lease, Some(&served), now);
-            }
-            (Message::End { lease, answered, .. }, Some(pool)) => {
-                if let Some(answered) = &answered {
-                    pool.answered(lease, answered, now);
-                }
-                pool.end(lease);
-            }
-        }
     }
 }
 

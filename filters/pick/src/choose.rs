@@ -1,0 +1,150 @@
+//! The choice of one request: asked for, made here, refused, or booked and written down.
+
+use crate::attempts::Attempts;
+use crate::peers::Message;
+use crate::probes::Slot;
+use crate::{Asking, HEARD, Lease, Pick, Source, Stream};
+use weir::breaker::Shut;
+use weir::pool::{Choice, Spill};
+use weir::request::{Facts, Refusal};
+use weir::wire::{self, Reserve};
+use weir_host::{Flow, Host, Of};
+
+impl Pick {
+    /// Asks the scorer, if there is one worth asking.
+    pub(crate) fn ask(&mut self, host: &dyn Host, asking: &mut Asking) -> bool {
+        let Some(scorer) = &mut self.scorer else { return false };
+        let Some((name, _)) = self.pools.get(asking.lease.pool) else { return false };
+        let ask = asking.facts.ask(&asking.blocks);
+        let explain = self.explain || asking.facts.explain;
+        let request = Reserve { explain, ..Reserve::of(name, asking.lease.id, &ask) };
+        let Some(told) = scorer.ask(host, request) else { return false };
+        asking.lease.asked = true;
+        asking.told = told;
+        true
+    }
+
+    pub(crate) fn choose_here(
+        &mut self,
+        stream: &mut Stream,
+        host: &dyn Host,
+        asking: &Asking,
+        source: Source,
+    ) -> Flow {
+        let ask = asking.facts.ask(&asking.blocks);
+        let lease = asking.lease;
+        let now = host.now();
+        let Some((name, pool)) = self.pools.get(lease.pool) else { return Flow::Continue };
+        let mut choice = pool.reserve(lease.id, &ask, now);
+        // A probe, unless another worker has taken the slot just now; each time round one endpoint less is due.
+        while let Some(first) =
+            choice.as_ref().filter(|choice| choice.probe).and_then(|choice| choice.order.first())
+        {
+            let slots = self.peers.slots(name, first);
+            stream.slot = Slot::take(host, slots, lease.id, pool.most_probes(), now + pool.lease_period());
+            if stream.slot.is_some() {
+                break;
+            }
+            pool.decline(lease.id, now + HEARD);
+            choice = pool.reserve(lease.id, &ask, now);
+        }
+        if let Some(choice) = choice {
+            if self.explain || asking.facts.explain {
+                let why = pool.why(&choice, now);
+                host.set_property(wire::WHY, &serde_json::to_vec(&why).unwrap_or_default());
+            }
+            return self.booked(stream, host, asking, choice, source);
+        }
+        match pool.shut(&ask.demand, now) {
+            Some(shut) => self.refuse(host, &lease, &shut),
+            None => {
+                // No configuration makes a pool without endpoints. Envoy's own balancing is the way out.
+                host.remove_header(Of::Request, wire::DESTINATION);
+                Flow::Continue
+            }
+        }
+    }
+
+    /// No endpoint can hold the prompt.
+    pub(crate) fn refuse_long(&self, host: &dyn Host, facts: &Facts, most: u32) -> Flow {
+        host.add(self.metrics.too_long, 1);
+        let tokens = facts.prompt_tokens;
+        let line = format!("refused=400 prompt_tokens={tokens} max_input_tokens={most}");
+        host.set_property(wire::PICK, line.as_bytes());
+        let refusal = Refusal::too_long(facts.dialect, tokens, most);
+        host.respond(refusal.status, &[("content-type", "application/json")], refusal.body().as_bytes());
+        Flow::Hold
+    }
+
+    /// No endpoint may be sent to.
+    pub(crate) fn refuse(&self, host: &dyn Host, lease: &Lease, shut: &Shut) -> Flow {
+        if let Some(metrics) = self.metrics.pools.get(lease.pool) {
+            host.add(metrics.shut, 1);
+        }
+        let line = format!("refused={} retry_after_s={}", shut.status, shut.retry_after_s());
+        host.set_property(wire::PICK, line.as_bytes());
+        let answer = shut.answer(lease.dialect);
+        let headers = answer.headers.iter().map(|(name, value)| (*name, value.as_str()));
+        let headers: Vec<_> = [("content-type", "application/json")].into_iter().chain(headers).collect();
+        host.respond(answer.status, &headers, answer.body.as_bytes());
+        Flow::Hold
+    }
+
+    /// An endpoint has been chosen and booked: say so to Envoy, to the log and to the other workers.
+    pub(crate) fn booked(
+        &mut self,
+        stream: &mut Stream,
+        host: &dyn Host,
+        asking: &Asking,
+        mut choice: Choice,
+        source: Source,
+    ) -> Flow {
+        let (source, metric) = match source {
+            Source::Scorer => ("scorer", self.metrics.by_scorer),
+            Source::Local => ("local", self.metrics.local),
+            Source::Fallback => ("fallback", self.metrics.fallback),
+        };
+        host.add(metric, 1);
+        let lease = asking.lease;
+        if let Some((_, pool)) = self.pools.get(lease.pool) {
+            if pool.splits() {
+                host.remove_header(Of::Request, wire::PREFILLER);
+            }
+            if pool.wants().reports {
+                host.set_header(Of::Request, wire::ORCA_FORMAT, "JSON");
+            }
+            choice.order.truncate(pool.budget().left(host.now()).saturating_add(1));
+        }
+        host.set_header(Of::Request, wire::DESTINATION, &choice.order.join(","));
+        // Beyond the list Envoy would send retries wherever it likes.
+        host.set_header(Of::Request, wire::MAX_RETRIES, &choice.order.len().saturating_sub(1).to_string());
+        let Choice { order, candidate, policy, probe, prefill, spill } = choice;
+        let endpoint = order.first().map_or("", String::as_str);
+        let mut line = format!(
+            "endpoint={endpoint} by={source} policy={policy} prompt_tokens={} cached_tokens={} queued_tokens={} in_flight={}",
+            asking.facts.prompt_tokens, candidate.cached_tokens, candidate.queued_tokens, candidate.in_flight
+        );
+        if let Some(prefill) = &prefill {
+            host.set_header(Of::Request, wire::PREFILLER, prefill);
+            line += &format!(" prefill={prefill}");
+        }
+        if probe {
+            line += " probe=1";
+        }
+        if let Some(Spill { to, reason, .. }) = spill {
+            line += &format!(" spillover_to={to} spillover_reason={}", reason.name());
+        }
+        host.set_property(wire::PICK, line.as_bytes());
+        if self.peers.any() {
+            let ask = asking.facts.ask(&asking.blocks);
+            let mut message = Message::booked(lease.pool as u16, lease.id, endpoint, &ask, probe);
+            if let Message::Booked { prefill: place, .. } = &mut message {
+                *place = prefill;
+            }
+            self.peers.send(host, &message);
+        }
+        stream.attempts = Attempts::new(order, spill);
+        stream.lease = Some(lease);
+        Flow::Continue
+    }
+}

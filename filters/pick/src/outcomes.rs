@@ -1,0 +1,127 @@
+//! What came of attempts: noted in the pool, told to those whom it concerns.
+
+use crate::attempts;
+use crate::peers::Message;
+use crate::{Lease, Pick, Stream};
+use weir::breaker::{Class, Moved, Outcome};
+use weir::pool::{Answered, LeaseId};
+use weir::wire::Event;
+use weir_host::Host;
+
+impl Pick {
+    /// The attempts before the one at `address` have failed.
+    pub(crate) fn failed_before(
+        &mut self,
+        stream: &mut Stream,
+        host: &dyn Host,
+        lease: Lease,
+        address: &str,
+    ) {
+        let failed = stream.attempts.before(host, address);
+        if failed.is_empty() {
+            return;
+        }
+        if let Some(metrics) = self.metrics.pools.get(lease.pool) {
+            host.add(metrics.retries, failed.len() as u64);
+        }
+        if let Some((_, pool)) = self.pools.get(lease.pool) {
+            pool.budget().retried(failed.len());
+        }
+        for (endpoint, outcome) in failed {
+            self.attempted(stream, host, lease, &endpoint, &outcome);
+        }
+    }
+
+    /// The stream is over: what its last attempt came to, and those before it that nobody has spoken of. Gives what the
+    /// policy learns from it.
+    pub(crate) fn over(&mut self, stream: &mut Stream, host: &dyn Host, lease: Lease) -> Option<Answered> {
+        let served = stream.served.take().or_else(|| attempts::served(host))?;
+        self.failed_before(stream, host, lease, &served);
+        let outcome = attempts::last(host, lease.dialect, stream.first_token);
+        self.attempted(stream, host, lease, &served, &outcome);
+        let wants = self.pools.get(lease.pool).map(|(_, pool)| pool.wants())?;
+        // A client that left says nothing of the endpoint.
+        let tells = wants.answers && matches!(outcome.class(), Class::Success | Class::Failure);
+        tells.then(|| attempts::answered(host, &outcome, wants))
+    }
+
+    /// An attempt came to an outcome: it is noted here and told to those whom it concerns.
+    pub(crate) fn attempted(
+        &mut self,
+        stream: &mut Stream,
+        host: &dyn Host,
+        lease: Lease,
+        endpoint: &str,
+        outcome: &Outcome,
+    ) {
+        let Some((name, pool)) = self.pools.get(lease.pool) else { return };
+        if outcome.class() == Class::Success {
+            pool.budget().succeeded();
+        }
+        let concerns = pool.probes(lease.id) || pool.concerns(endpoint, outcome);
+        let moved = pool.attempted(lease.id, endpoint, outcome, host.now());
+        let name = name.to_owned();
+        if moved.is_some() || outcome.class() == Class::Busy {
+            self.moved(host, lease.pool, endpoint, outcome, moved);
+        }
+        if concerns {
+            let (pool, endpoint, outcome) = (name, endpoint.to_owned(), *outcome);
+            let told = Message::Attempted {
+                pool: lease.pool as u16,
+                lease: lease.id,
+                endpoint: endpoint.clone(),
+                outcome,
+            };
+            self.peers.send(host, &told);
+            if let Some(scorer) = &mut self.scorer {
+                scorer.note(Event::Attempted { pool, lease: lease.id, endpoint, outcome });
+            }
+        }
+        if !self.pools.get(lease.pool).is_some_and(|(_, pool)| pool.probes(lease.id))
+            && let Some(slot) = stream.slot.take()
+        {
+            slot.give_back(host);
+        }
+    }
+
+    /// An endpoint is out, back, or held off: that is logged, counted, and kept where other workers find it.
+    pub(crate) fn moved(
+        &mut self,
+        host: &dyn Host,
+        place: usize,
+        endpoint: &str,
+        outcome: &Outcome,
+        moved: Option<Moved>,
+    ) {
+        let name = self.pools.get(place).map_or("", |(name, _)| name);
+        match moved {
+            Some(Moved::Out) => {
+                log::warn!("weir-pick: pool {name}: {endpoint} is out: {}", outcome.write());
+                if let Some(metrics) = self.metrics.pools.get(place) {
+                    host.add(metrics.trips, 1);
+                }
+            }
+            Some(Moved::Back) => log::info!("weir-pick: pool {name}: {endpoint} is back"),
+            None => {}
+        }
+        self.peers.keep_out(host, self.out());
+    }
+
+    /// Another worker's request came to an outcome. Mostly the worker that brings an endpoint's last failure puts it out and says
+    /// so; where failures of two workers pass each other, neither does, and who hears of the last one has to.
+    pub(crate) fn heard_attempt(
+        &mut self,
+        host: &dyn Host,
+        place: usize,
+        lease: LeaseId,
+        endpoint: &str,
+        outcome: &Outcome,
+    ) {
+        let Some((_, pool)) = self.pools.get(place) else { return };
+        let moved = pool.attempted(lease, endpoint, outcome, host.now());
+        let is_known = |kept: &Message| matches!(kept, Message::Out { pool, endpoint: own, .. } if usize::from(*pool) == place && own == endpoint);
+        if moved == Some(Moved::Out) && !self.peers.kept_out(host).iter().any(is_known) {
+            self.moved(host, place, endpoint, outcome, moved);
+        }
+    }
+}
