@@ -201,8 +201,8 @@ bench() {
   say "side by side"
   cargo run --locked --quiet --release -p weir-bench -- side-by-side --envoy "$TOOLS/envoy" \
     --system 'weir=bench/weir.yaml' --system 'weir, three modules=bench/weir-modules.yaml' \
-    --system 'weir, extract alone=bench/weir-extract.yaml' --weir-scorer-config bench/weir-scorer.yaml \
-    --scorer-command 'bench/scorer.sh {{SCORER_PORT}} {{BACKEND_1}} {{BACKEND_2}}' --out bench/RESULTS.md "$@"
+    --system 'weir, extract alone=bench/weir-extract.yaml' --system 'weir, with a limit=bench/weir-limit.yaml' \
+    --weir-scorer-config bench/weir-scorer.yaml --scorer-command 'bench/scorer.sh {{SCORER_PORT}} {{BACKEND_1}} {{BACKEND_2}}' --out bench/RESULTS.md "$@"
 }
 
 drill() {
