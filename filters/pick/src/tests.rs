@@ -3,6 +3,7 @@ use serde_json::json;
 use std::rc::Rc;
 use std::time::Duration;
 use weir::breaker::Reason;
+use weir::wire::Reserve;
 use weir_host::fake::{Exchange, Worker, World};
 
 const CONFIG: &str =
