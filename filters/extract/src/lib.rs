@@ -357,7 +357,7 @@ impl Extract {
 }
 
 fn answer(host: &dyn Host, refusal: &Refusal) {
-    host.respond(refusal.status, &[("content-type", "application/json")], refusal.body().as_bytes());
+    host.respond_json(refusal.status, &[], &refusal.body());
 }
 
 /// Removes every header that only the gateway may set.

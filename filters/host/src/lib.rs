@@ -134,6 +134,12 @@ pub trait Host {
     fn set_property(&self, name: &str, value: &[u8]);
     /// Answers the client. The request goes no further, whatever the callback returns.
     fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]);
+    /// Answers the client with JSON, whose type comes before `headers`.
+    fn respond_json(&self, status: u16, headers: &[(&str, String)], body: &str) {
+        let headers = headers.iter().map(|(name, value)| (*name, value.as_str()));
+        let headers: Vec<_> = [("content-type", "application/json")].into_iter().chain(headers).collect();
+        self.respond(status, &headers, body.as_bytes());
+    }
     /// Makes a call and gives its number. Within a stream its answer comes to [`Filter::reply`], elsewhere to
     /// [`Filter::told`]. `None` when nothing was sent and nothing will come.
     fn call(&self, call: &Call<'_>) -> Option<u32>;

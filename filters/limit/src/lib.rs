@@ -380,9 +380,7 @@ fn status(host: &dyn Host) -> u16 {
 }
 
 fn respond(host: &dyn Host, answer: &Answer) {
-    let headers = answer.headers.iter().map(|(name, value)| (*name, value.as_str()));
-    let headers: Vec<_> = [("content-type", "application/json")].into_iter().chain(headers).collect();
-    host.respond(answer.status, &headers, answer.body.as_bytes());
+    host.respond_json(answer.status, &answer.headers, &answer.body);
 }
 
 /// A random number that all workers have in common: who comes first draws it.

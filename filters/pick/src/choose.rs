@@ -72,7 +72,7 @@ impl Pick {
         let line = format!("refused=400 prompt_tokens={tokens} max_input_tokens={most}");
         host.set_property(wire::PICK, line.as_bytes());
         let refusal = Refusal::too_long(facts.dialect, tokens, most);
-        host.respond(refusal.status, &[("content-type", "application/json")], refusal.body().as_bytes());
+        host.respond_json(refusal.status, &[], &refusal.body());
         Flow::Hold
     }
 
@@ -84,9 +84,7 @@ impl Pick {
         let line = format!("refused={} retry_after_s={}", shut.status, shut.retry_after_s());
         host.set_property(wire::PICK, line.as_bytes());
         let answer = shut.answer(lease.dialect);
-        let headers = answer.headers.iter().map(|(name, value)| (*name, value.as_str()));
-        let headers: Vec<_> = [("content-type", "application/json")].into_iter().chain(headers).collect();
-        host.respond(answer.status, &headers, answer.body.as_bytes());
+        host.respond_json(answer.status, &answer.headers, &answer.body);
         Flow::Hold
     }
 
