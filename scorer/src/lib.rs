@@ -3,6 +3,7 @@
 //! | module | does |
 //! |---|---|
 //! | [`scorer`] | serves the core's pools to many gateways, over HTTP |
+//! | [`picker`] | the same for gateways without our filters: `ext_proc` and the endpoint-picker protocol |
 //! | [`check`] | says whether a configuration file would be accepted, and where not |
 //! | [`explain`] | says what the filters would make of one request or one answer |
 //! | [`lab`] | compares policies on a pool of engines in simulated time |
@@ -22,5 +23,6 @@ pub mod explain;
 pub mod lab;
 pub mod litellm;
 pub mod load;
+pub mod picker;
 pub mod scorer;
 pub mod traffic;
