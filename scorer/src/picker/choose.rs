@@ -10,11 +10,15 @@ use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingResponse;
 use envoy_types::pb::google::protobuf::Struct;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use weir::breaker::Shut;
 use weir::pool::Spec;
 use weir::random::Random;
 use weir::request::{Dialect, Facts, Ratios, Refusal, Size};
 use weir::wire::{self, Reserve, Reserved};
+
+/// The pool has no endpoint, or none of those that the gateway allows. That may change soon.
+const NOBODY: Shut = Shut { wait: Duration::from_secs(1), status: 503 };
 
 /// The picker: the scorer's book, and what it takes to ask it for a request that nobody has read yet.
 pub struct Picker {
@@ -89,12 +93,9 @@ impl Picker {
             _ => self.reserve(&ask, wish.hint),
         };
         let reserved = match reserved {
-            Ok(Reserved { shut: Some(shut), .. }) => return Err(self.shut(&pool, &facts, shut.into())),
+            Ok(Reserved { shut: Some(shut), .. }) => return Err(self.refuse(&pool, &facts, &shut.into())),
             Ok(reserved) => reserved,
-            Err(refused) => {
-                log::debug!("pool {pool:?}: {}", refused.reason());
-                return Err(nobody(facts.dialect));
-            }
+            Err(_) => return Err(self.refuse(&pool, &facts, &NOBODY)),
         };
         let list = reserved.endpoints.join(",");
         headers.set(wire::DESTINATION, &list);
@@ -149,13 +150,20 @@ impl Picker {
         reserved
     }
 
-    /// Endpoints there are, but none that may be sent to.
-    fn shut(&self, pool: &str, facts: &Facts, shut: Shut) -> ProcessingResponse {
+    /// No endpoint may be sent to: 429 where all are full or busy, 503 where nobody is there; with llm-d's word for it.
+    fn refuse(&self, pool: &str, facts: &Facts, shut: &Shut) -> ProcessingResponse {
         // A prompt that nobody can hold does not fit later either.
         if let Some(most) = self.scorer.too_long(pool, &facts.ask(&[]).demand) {
             return message::refused(&Refusal::too_long(facts.dialect, facts.prompt_tokens, most));
         }
-        refused_for_now(facts.dialect, &shut)
+        let (reason, details) = match shut.status {
+            429 => ("rejected-saturated", "weir_saturated"),
+            _ => ("rejected-no-endpoints", "weir_no_endpoint"),
+        };
+        let answer = shut.answer(facts.dialect);
+        let more = answer.headers.iter().map(|(name, value)| (*name, value.as_str()));
+        let more: Vec<(&str, &str)> = more.chain([(wire::DROPPED_REASON, reason)]).collect();
+        message::immediate(answer.status, &more, answer.body, details)
     }
 
     /// The tokens of a prompt of this size.
@@ -199,22 +207,4 @@ fn line(reserved: &Reserved, facts: &Facts) -> String {
         line += &format!(" spillover_to={} spillover_reason={}", spill.to, spill.reason.name());
     }
     line
-}
-
-/// The pool has no endpoint, or none of those that the gateway allows.
-fn nobody(dialect: Dialect) -> ProcessingResponse {
-    const SOON: std::time::Duration = std::time::Duration::from_secs(1);
-    refused_for_now(dialect, &Shut { wait: SOON, status: 503 })
-}
-
-/// 429 where all are full or busy, 503 where nobody is there; with llm-d's word for it.
-fn refused_for_now(dialect: Dialect, shut: &Shut) -> ProcessingResponse {
-    let (reason, details) = match shut.status {
-        429 => ("rejected-saturated", "weir_saturated"),
-        _ => ("rejected-no-endpoints", "weir_no_endpoint"),
-    };
-    let answer = shut.answer(dialect);
-    let more = answer.headers.iter().map(|(name, value)| (*name, value.as_str()));
-    let more: Vec<(&str, &str)> = more.chain([(wire::DROPPED_REASON, reason)]).collect();
-    message::immediate(answer.status, &more, answer.body, details)
 }

@@ -15,7 +15,6 @@ use super::Picker;
 use super::answer::Answer;
 use super::choose::{Chosen, Wish};
 use super::hint::Subset;
-use super::lease::Lease;
 use super::message::{self, Headers};
 use envoy_types::pb::envoy::config::core::v3::Metadata;
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
@@ -44,7 +43,7 @@ pub(super) struct Exchange {
     pool: Option<String>,
     modes: Modes,
     phase: Phase,
-    pub(super) answer: Answer,
+    answer: Answer,
 }
 
 /// How bodies come.
@@ -304,8 +303,7 @@ fn decide(
     headers: &mut Headers,
 ) -> Result<Option<Struct>, ProcessingResponse> {
     let chosen = picker.choose(wish, headers)?;
-    Ok(chosen.map(|Chosen { lease, metadata }: Chosen| {
-        let lease: Lease = lease;
+    Ok(chosen.map(|Chosen { lease, metadata }| {
         answer.awaits(lease);
         metadata
     }))

@@ -19,6 +19,8 @@ mod exchange;
 mod hint;
 mod lease;
 mod message;
+#[cfg(test)]
+mod tests;
 
 pub use choose::Picker;
 pub use config::Config;
