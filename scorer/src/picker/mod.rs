@@ -51,8 +51,8 @@ const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 64 << 20;
 /// Requests on one connection. A stream stays open as long as its request, so there are many.
 const MOST_STREAMS: u32 = 100_000;
-/// Of a message, what is not body.
-const OVERHEAD: usize = 1 << 20;
+/// Of a message, what is not body: Envoy takes heads of up to 8 MiB.
+const OVERHEAD: usize = 9 << 20;
 /// An Envoy that is silent for so long is asked whether it is still there: a host that was cut off says no goodbye, and
 /// what it held would stay booked.
 const ASK_AFTER: Duration = Duration::from_secs(20);
