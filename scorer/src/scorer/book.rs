@@ -5,12 +5,13 @@ use super::shares::Shares;
 use super::{Config, Refused, Scraped};
 use crate::clock::{self, Clock};
 use serde::Serialize;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir::breaker::{Moved, Standing};
 use weir::instant::Instant;
-use weir::policy::Demand;
+use weir::invalid::Invalid;
+use weir::policy::{Attributes, Demand};
 use weir::pool::{Among, Load, Pools, Report, Said};
 use weir::wire::{Event, Reserve, Reserved};
 
@@ -22,6 +23,8 @@ pub struct Scorer {
     clock: Clock,
     /// Limits that proxies share.
     pub(super) shares: Shares,
+    /// Pools whose endpoints do not come from the configuration.
+    discovered: BTreeSet<String>,
 }
 
 /// What is known of one pool.
@@ -59,7 +62,8 @@ impl Scorer {
         let metrics = Metrics::new(pools.iter().map(|(name, _)| name))?;
         let clock = Clock::start();
         let shares = Shares::new(config.store.as_ref(), clock.now())?;
-        Ok(Self { pools: Mutex::new(pools), metrics, clock, shares })
+        let discovered = config.discovery.keys().cloned().collect();
+        Ok(Self { pools: Mutex::new(pools), metrics, clock, shares, discovered })
     }
 
     /// A thread that died while it held the lock left the book whole: the core does not panic half way.
@@ -153,12 +157,32 @@ impl Scorer {
 
     /// Gives every pool the endpoints that a configuration, accepted as a whole, has for it.
     pub fn set_endpoints(&self, config: &Config) {
-        for (name, pool) in self.pools().iter_mut() {
+        let is_found = |name: &str| self.discovered.contains(name) || config.discovery.contains_key(name);
+        for (name, pool) in self.pools().iter_mut().filter(|(name, _)| !is_found(name)) {
             let set = config.endpoints_of(name).map_or(Ok(()), |endpoints| pool.set_endpoints(endpoints));
             if let Err(invalid) = set {
                 log::error!("pool {name:?} keeps its endpoints: {invalid}");
             }
         }
+    }
+
+    /// Gives one pool the endpoints that were found for it, and, where that was found too, what is known of them. Says how
+    /// many it had.
+    pub(crate) fn set_pool(
+        &self,
+        name: &str,
+        endpoints: &[String],
+        attributes: Option<BTreeMap<String, Attributes>>,
+    ) -> Result<usize, Invalid> {
+        let mut pools = self.pools();
+        let place = pools.of_name(name);
+        let Some((_, pool)) = place.and_then(|place| pools.get(place)) else { return Ok(0) };
+        let before = pool.addresses().count();
+        pool.set_endpoints(endpoints)?;
+        if let Some(attributes) = attributes {
+            pool.describe(attributes);
+        }
+        Ok(before)
     }
 
     /// The addresses of all endpoints, each once.

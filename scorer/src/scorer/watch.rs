@@ -84,6 +84,9 @@ fn needs_restart(running: &Config, next: &Config) -> Vec<String> {
     if running.signals != next.signals {
         parts.push("signals".to_owned());
     }
+    if running.discovery != next.discovery {
+        parts.push("discovery".to_owned());
+    }
     if serde_json::to_value(&running.picker).ok() != serde_json::to_value(&next.picker).ok() {
         parts.push("picker".to_owned());
     }
