@@ -3,6 +3,7 @@
 //! | module | does |
 //! |---|---|
 //! | [`scorer`] | serves the core's pools to many gateways, over HTTP |
+//! | [`admin`] | the page that shows them to a person |
 //! | [`check`] | says whether a configuration file would be accepted, and where not |
 //! | [`explain`] | says what the filters would make of one request or one answer |
 //! | [`lab`] | compares policies on a pool of engines in simulated time |
@@ -15,6 +16,7 @@
 //! A shell and nothing more: whatever is decided here is decided by the core and by the filters' own `Config`
 //! types, so that the program cannot disagree with what runs in Envoy.
 
+pub mod admin;
 pub mod check;
 pub mod clock;
 pub mod document;

@@ -1,6 +1,7 @@
 //! The scorer's configuration: where it listens, its pools, how they choose.
 
 use super::{Signals, StoreConfig};
+use crate::admin;
 use crate::document;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -23,6 +24,9 @@ pub struct Config {
     /// How engines are asked how they are; without this they are not, and what was sent to them is all that is known.
     #[serde(default)]
     pub signals: Option<Signals>,
+    /// The admin page; without this there is none.
+    #[serde(default)]
+    pub admin: Option<admin::Config>,
     /// Where limits that proxies share are kept; without this, in memory.
     #[serde(default)]
     pub store: Option<StoreConfig>,
@@ -47,6 +51,9 @@ impl Config {
         }
         if let Some(signals) = &config.signals {
             signals.check().map_err(|invalid| invalid.within("signals"))?;
+        }
+        if let Some(admin) = &config.admin {
+            admin.check().map_err(|invalid| invalid.within("admin"))?;
         }
         Ok(config)
     }
@@ -82,6 +89,11 @@ mod tests {
                 "store.url: redis://[",
             ),
             ("{pools: [{nam: a}]}", "pools[0].nam: unknown field `nam`"),
+            ("{admin: {port: 1}, pools: []}", "admin.port: unknown field"),
+            (
+                "{admin: {hosts: [a, 'http://b']}, pools: [{name: a, models: [], endpoints: ['[::1]:1']}]}",
+                "admin.hosts[1]: \"http://b\" is not a host name",
+            ),
             ("{listen: x, pools: []}", "listen: invalid socket address"),
             (
                 "{choose: {policy: x}, pools: [{name: a, models: [], endpoints: ['[::1]:1']}]}",
