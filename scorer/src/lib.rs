@@ -9,6 +9,7 @@
 //! | [`lab`] | compares policies on a pool of engines in simulated time |
 //! | [`load`] | sends the lab's traffic to a real gateway |
 //! | [`traffic`] | what the two ask of a pool, and where the figures go |
+//! | [`otel`] | metrics and spans to an OpenTelemetry collector |
 //! | [`litellm`] | makes a configuration of a LiteLLM proxy's |
 //! | [`document`] | files to JSON values |
 //! | [`clock`] | the only clock |
@@ -24,5 +25,6 @@ pub mod explain;
 pub mod lab;
 pub mod litellm;
 pub mod load;
+pub mod otel;
 pub mod scorer;
 pub mod traffic;

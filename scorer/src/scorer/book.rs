@@ -5,9 +5,10 @@ use super::metrics::{Metrics, NO_ENDPOINT};
 use super::shares::Shares;
 use super::{Config, Refused, Scraped};
 use crate::clock::{self, Clock};
+use crate::otel::Telemetry;
 use serde::Serialize;
 use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir::breaker::{Moved, Standing};
 use weir::instant::Instant;
@@ -22,6 +23,7 @@ pub struct Scorer {
     metrics: Metrics,
     clock: Clock,
     decisions: Decisions,
+    telemetry: Option<Arc<Telemetry>>,
     /// Limits that proxies share.
     pub(super) shares: Shares,
 }
@@ -69,7 +71,15 @@ impl Scorer {
         let metrics = Metrics::new(pools.iter().map(|(name, _)| name))?;
         let clock = Clock::start();
         let shares = Shares::new(config.store.as_ref(), clock.now())?;
-        Ok(Self { pools: Mutex::new(pools), metrics, clock, shares, decisions: Decisions::default() })
+        let telemetry = config.otel.clone().map(|otel| Telemetry::new(otel, config));
+        Ok(Self {
+            telemetry,
+            pools: Mutex::new(pools),
+            metrics,
+            clock,
+            shares,
+            decisions: Decisions::default(),
+        })
     }
 
     /// A thread that died while it held the lock left the book whole: the core does not panic half way.
@@ -126,8 +136,10 @@ impl Scorer {
     /// Events of pools and leases that are not known here are let go: they are from before a restart.
     fn note(&self, pools: &mut Pools, events: &[Event], now: Instant) {
         for event in events {
-            let (Event::FirstToken { pool, .. } | Event::Attempted { pool, .. } | Event::End { pool, .. }) =
-                event;
+            let (Event::FirstToken { pool, .. }
+            | Event::Attempted { pool, .. }
+            | Event::Went { pool, .. }
+            | Event::End { pool, .. }) = event;
             let Some((name, pool)) = pools.of_name(pool).and_then(|place| pools.get(place)) else { continue };
             match event {
                 Event::FirstToken { lease, served, .. } => pool.first_token(*lease, Some(served), now),
@@ -139,6 +151,11 @@ impl Scorer {
                         }
                         Some(Moved::Back) => log::info!("pool {name:?}: {endpoint} is back"),
                         None => {}
+                    }
+                }
+                Event::Went { lease, went, .. } => {
+                    if let Some(telemetry) = &self.telemetry {
+                        telemetry.went(name, *lease, went);
                     }
                 }
                 Event::End { lease, answered, .. } => {
@@ -226,6 +243,9 @@ impl Scorer {
 
     /// Everything counted, as Prometheus reads it.
     pub fn metrics(&self) -> anyhow::Result<String> {
+        if let Some(telemetry) = &self.telemetry {
+            self.metrics.exported(telemetry.counts());
+        }
         self.metrics.shares(self.shares.keys(), self.shares.store_up());
         Ok(self.metrics.text(&self.loads())?)
     }
@@ -236,6 +256,11 @@ impl Scorer {
 
     pub(super) fn refused(&self, refused: &Refused) {
         self.metrics.refused(refused);
+    }
+
+    /// What is exported, where something is.
+    pub fn telemetry(&self) -> Option<Arc<Telemetry>> {
+        self.telemetry.clone()
     }
 
     pub(super) fn took(&self, time: Duration) {

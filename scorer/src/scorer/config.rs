@@ -3,6 +3,7 @@
 use super::{Signals, StoreConfig};
 use crate::admin;
 use crate::document;
+use crate::otel;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::net::SocketAddr;
@@ -27,6 +28,9 @@ pub struct Config {
     /// The admin page; without this there is none.
     #[serde(default)]
     pub admin: Option<admin::Config>,
+    /// Where metrics and spans go by OTLP; without this, nowhere.
+    #[serde(default)]
+    pub otel: Option<otel::Config>,
     /// Where limits that proxies share are kept; without this, in memory.
     #[serde(default)]
     pub store: Option<StoreConfig>,
@@ -51,6 +55,9 @@ impl Config {
         }
         if let Some(signals) = &config.signals {
             signals.check().map_err(|invalid| invalid.within("signals"))?;
+        }
+        if let Some(otel) = &config.otel {
+            otel.check().map_err(|invalid| invalid.within("otel"))?;
         }
         if let Some(admin) = &config.admin {
             admin.check().map_err(|invalid| invalid.within("admin"))?;
@@ -89,6 +96,10 @@ mod tests {
                 "store.url: redis://[",
             ),
             ("{pools: [{nam: a}]}", "pools[0].nam: unknown field `nam`"),
+            (
+                "{otel: {endpoint: 'https://c'}, pools: [{name: a, models: [], endpoints: ['[::1]:1']}]}",
+                "otel.endpoint: \"https://c\" is not http://",
+            ),
             ("{admin: {port: 1}, pools: []}", "admin.port: unknown field"),
             (
                 "{admin: {hosts: [a, 'http://b']}, pools: [{name: a, models: [], endpoints: ['[::1]:1']}]}",

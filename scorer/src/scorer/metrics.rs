@@ -5,6 +5,7 @@
 //! endpoint that left is simply not among them.
 
 use super::{PoolLoad, Refused, Scraped, gauges};
+use crate::otel;
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
     core::Collector,
@@ -38,6 +39,7 @@ pub(super) struct Metrics {
     scrapes: IntCounterVec,
     shared_keys: IntGauge,
     store_up: IntGauge,
+    exported: IntCounterVec,
 }
 
 impl Metrics {
@@ -97,6 +99,14 @@ impl Metrics {
             "1 while the store of shared limits answers, or there is none.",
         )?;
         let (shared_keys, store_up) = (registered(&registry, shared_keys)?, registered(&registry, store_up)?);
+        let exported = IntCounterVec::new(
+            Opts::new(
+                "weir_scorer_otel_total",
+                "Spans that a collector took (sent) or did not (dropped), and messages that failed.",
+            ),
+            &["outcome"],
+        )?;
+        let exported = registered(&registry, exported)?;
         for pool in pools {
             reservations.with_label_values(&[pool]);
             for reason in Spilled::ALL.map(Spilled::name).into_iter().chain([NO_ENDPOINT]) {
@@ -124,6 +134,7 @@ impl Metrics {
             scrapes,
             shared_keys,
             store_up,
+            exported,
         })
     }
 
@@ -131,6 +142,16 @@ impl Metrics {
     pub(super) fn shares(&self, keys: usize, up: Option<bool>) {
         self.shared_keys.set(i64::try_from(keys).unwrap_or(i64::MAX));
         self.store_up.set(i64::from(up.unwrap_or(true)));
+    }
+
+    /// What became of telemetry.
+    pub(super) fn exported(&self, counts: otel::Counts) {
+        for (outcome, count) in
+            [("sent", counts.sent), ("dropped", counts.dropped), ("failed", counts.failed)]
+        {
+            let counter = self.exported.with_label_values(&[outcome]);
+            counter.inc_by(count.saturating_sub(counter.get()));
+        }
     }
 
     /// A request was booked, with so many tokens, of which so many are believed to be cached.

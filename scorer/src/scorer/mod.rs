@@ -30,7 +30,7 @@ pub use store::Config as StoreConfig;
 pub use watch::Watch;
 pub use weir::signals::{Config as Signals, Scraped};
 
-use crate::admin;
+use crate::{admin, otel};
 use anyhow::Context;
 use axum::serve::ListenerExt;
 use std::future::Future;
@@ -64,6 +64,9 @@ pub fn run(file: &Path, listen: Option<SocketAddr>) -> anyhow::Result<()> {
                 .with_context(|| format!("admin.listen: cannot listen on {}", page.listen))?;
             log::info!("the admin page is at http://{}", page.listen);
             tokio::spawn(admin::serve(listener, page, config.pools.clone(), Arc::clone(&scorer)));
+        }
+        if let Some(telemetry) = scorer.telemetry() {
+            tokio::spawn(otel::follow(telemetry));
         }
         if let Some(signals) = config.signals.clone() {
             tokio::spawn(scrape(Arc::clone(&scorer), signals));
