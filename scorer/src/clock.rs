@@ -21,6 +21,14 @@ impl Clock {
     }
 }
 
+/// Nanoseconds since 1970, by the machine's clock: for telemetry, nothing is decided by it.
+// The ban is for wasm32 here too.
+#[allow(clippy::disallowed_methods)]
+pub fn unix_nanos() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// A number that nobody knows beforehand: std seeds its hash maps from the system's entropy, and the hash of nothing is
 /// such a number.
 pub fn seed() -> u64 {

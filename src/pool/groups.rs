@@ -45,6 +45,9 @@ pub enum Spilled {
 }
 
 impl Spilled {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Busy, Self::Out, Self::Full, Self::TooLong, Self::Unfit];
+
     /// As written in headers and logs.
     pub fn name(self) -> &'static str {
         match self {
@@ -63,7 +66,7 @@ pub(super) struct Way {
     pub(super) gate: Gate,
     /// The groups that can serve it, in their order.
     pub(super) levels: Vec<Level>,
-    /// Why the first group is not among them.
+    /// Why the first group is not among them; where nothing is, why the last resort is not.
     pub(super) reason: Option<Spilled>,
 }
 
@@ -144,8 +147,14 @@ impl Pool {
             }
             gate => gate,
         };
+        let reason = match gate {
+            Gate::Shut(_) if places.is_empty() && unable == Some(Spilled::Full) => Some(Spilled::Full),
+            Gate::Shut(Shut { status: 429, .. }) => Some(Spilled::Busy),
+            Gate::Shut(_) => Some(Spilled::Out),
+            _ => None,
+        };
         let levels = if places.is_empty() { Vec::new() } else { vec![Level { priority, places }] };
-        Way { gate, levels, reason: None }
+        Way { gate, levels, reason }
     }
 
     /// How a group, or the whole pool, stands for a request; who of it may be chosen; and why some cannot take the request at all.

@@ -12,6 +12,8 @@
 
 mod book;
 mod config;
+mod decisions;
+mod gauges;
 mod metrics;
 mod routes;
 mod scrape;
@@ -21,12 +23,14 @@ mod watch;
 
 pub use book::{PoolLoad, Scorer};
 pub use config::Config;
+pub use decisions::Decision;
 pub use routes::Refused;
 pub use scrape::scrape;
 pub use store::Config as StoreConfig;
 pub use watch::Watch;
 pub use weir::signals::{Config as Signals, Scraped};
 
+use crate::{admin, otel};
 use anyhow::Context;
 use axum::serve::ListenerExt;
 use std::future::Future;
@@ -54,6 +58,16 @@ pub fn run(file: &Path, listen: Option<SocketAddr>) -> anyhow::Result<()> {
             TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
         let scorer = Arc::new(Scorer::new(&config)?);
         let stop = told_to_stop()?;
+        if let Some(page) = config.admin.clone() {
+            let listener = TcpListener::bind(page.listen)
+                .await
+                .with_context(|| format!("admin.listen: cannot listen on {}", page.listen))?;
+            log::info!("the admin page is at http://{}", page.listen);
+            tokio::spawn(admin::serve(listener, page, config.pools.clone(), Arc::clone(&scorer)));
+        }
+        if let Some(telemetry) = scorer.telemetry() {
+            tokio::spawn(otel::follow(telemetry));
+        }
         if let Some(signals) = config.signals.clone() {
             tokio::spawn(scrape(Arc::clone(&scorer), signals));
         }

@@ -84,6 +84,12 @@ fn needs_restart(running: &Config, next: &Config) -> Vec<String> {
     if running.signals != next.signals {
         parts.push("signals".to_owned());
     }
+    if running.otel != next.otel {
+        parts.push("otel".to_owned());
+    }
+    if running.admin != next.admin {
+        parts.push("admin".to_owned());
+    }
     if running.store != next.store {
         parts.push("store".to_owned());
     }
