@@ -168,6 +168,8 @@ run_tests() {
   clients
   # A store for limits that several scorers share.
   have redis-server || apt_install redis-server
+  # A browser for the admin page; its test says that it was left out where there is none.
+  have chromium || have google-chrome || (apt_install chromium) || say "no browser: the admin page is not tested in one"
   wasm
   native
   local log

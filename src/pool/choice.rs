@@ -163,17 +163,30 @@ impl Pool {
     /// Why nothing can be chosen for this demand at the moment: every endpoint is out, or of those that are not the policy
     /// wanted none for the last request. `None` when that is not so.
     pub fn shut(&mut self, demand: &Demand, now: Instant) -> Option<Shut> {
-        self.shut_among(demand, None, now)
+        self.turned_away(demand, None, now).map(|(shut, _)| shut)
     }
 
-    /// The same, where it may go to some endpoints only.
-    pub fn shut_among(&mut self, demand: &Demand, among: Among<'_>, now: Instant) -> Option<Shut> {
+    /// The same with the reason, for a request that may be confined to some endpoints.
+    pub fn turned_away(
+        &mut self,
+        demand: &Demand,
+        among: Among<'_>,
+        now: Instant,
+    ) -> Option<(Shut, Spilled)> {
         const UNAVAILABLE: u16 = 503;
-        match self.way(demand, among, now).gate {
-            Gate::Shut(shut) => Some(shut),
-            _ if self.unfit => Some(Shut { wait: Duration::from_secs(1), status: UNAVAILABLE }),
+        let Way { gate, reason, .. } = self.way(demand, among, now);
+        match gate {
+            Gate::Shut(shut) => Some((shut, reason.unwrap_or(Spilled::Out))),
+            _ if self.unfit => {
+                Some((Shut { wait: Duration::from_secs(1), status: UNAVAILABLE }, Spilled::Unfit))
+            }
             _ => None,
         }
+    }
+
+    /// The name of the policy that chooses.
+    pub fn policy(&self) -> &str {
+        self.policy.name()
     }
 
     /// Whether prompts may be computed by another endpoint than the chosen one.

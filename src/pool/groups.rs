@@ -45,6 +45,9 @@ pub enum Spilled {
 }
 
 impl Spilled {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Busy, Self::Out, Self::Full, Self::TooLong, Self::Unfit];
+
     /// As written in headers and logs.
     pub fn name(self) -> &'static str {
         match self {
@@ -63,7 +66,7 @@ pub(super) struct Way {
     pub(super) gate: Gate,
     /// The groups that can serve it, in their order.
     pub(super) levels: Vec<Level>,
-    /// Why the first group is not among them.
+    /// Why the first group is not among them; where nothing is, why the last resort is not.
     pub(super) reason: Option<Spilled>,
 }
 
@@ -151,8 +154,14 @@ impl Pool {
             }
             gate => gate,
         };
+        let reason = match gate {
+            Gate::Shut(_) if places.is_empty() && unable == Some(Spilled::Full) => Some(Spilled::Full),
+            Gate::Shut(Shut { status: 429, .. }) => Some(Spilled::Busy),
+            Gate::Shut(_) => Some(Spilled::Out),
+            _ => None,
+        };
         let levels = if places.is_empty() { Vec::new() } else { vec![Level { priority, places }] };
-        Way { gate, levels, reason: None }
+        Way { gate, levels, reason }
     }
 
     /// How a group, or the whole pool, stands for a request; who of it may be chosen; and why some cannot take the request at all.
@@ -262,13 +271,16 @@ mod tests {
         assert_eq!((choice.order.len(), choice.spill), (2, None));
         assert_eq!(pool.reserve_among(4, &ask(9), Some(&none), NOW), None);
         assert_eq!(
-            pool.shut_among(&Demand::default(), Some(&none), NOW),
+            pool.turned_away(&Demand::default(), Some(&none), NOW).map(|(shut, _)| shut),
             None,
             "nobody is out: nobody is there"
         );
         let full = only(&[1]);
         assert_eq!(pool.reserve_among(5, &ask(9), Some(&full), NOW), None);
-        assert_eq!(pool.shut_among(&ask(9).demand, Some(&full), NOW).map(|shut| shut.status), Some(429));
+        assert_eq!(
+            pool.turned_away(&ask(9).demand, Some(&full), NOW).map(|(shut, _)| shut.status),
+            Some(429)
+        );
         assert!(pool.reserve(6, &ask(9), NOW).is_some());
     }
 

@@ -1,18 +1,21 @@
 //! The book: pools behind a lock, and what each call does to them.
 
-use super::metrics::Metrics;
+use super::decisions::{Decision, Decisions};
+use super::metrics::{Metrics, NO_ENDPOINT};
 use super::shares::Shares;
 use super::{Config, Refused, Scraped};
 use crate::clock::{self, Clock};
+use crate::otel::Telemetry;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir::breaker::{Moved, Standing};
 use weir::instant::Instant;
 use weir::invalid::Invalid;
+use weir::limit::Tally;
 use weir::policy::{Attributes, Demand};
-use weir::pool::{Among, Load, Pools, Report, Said};
+use weir::pool::{Among, Load, Pools, Pressure, Report, Said};
 use weir::wire::{Event, Reserve, Reserved};
 
 /// A running scorer.
@@ -21,6 +24,8 @@ pub struct Scorer {
     pools: Mutex<Pools>,
     metrics: Metrics,
     clock: Clock,
+    decisions: Decisions,
+    telemetry: Option<Arc<Telemetry>>,
     /// Limits that proxies share.
     pub(super) shares: Shares,
     /// Pools whose endpoints do not come from the configuration.
@@ -42,6 +47,14 @@ pub struct PoolLoad {
     pub endpoints: Vec<Load>,
     /// What their engines said of themselves, of those that did.
     pub engines: Vec<Said>,
+    /// How hard it is pressed.
+    pub pressure: Pressure,
+    /// The policy that chooses.
+    pub policy: String,
+    /// Requests that were booked since the scorer started.
+    pub booked: u64,
+    /// Requests that got no endpoint since then.
+    pub turned_away: u64,
 }
 
 /// An endpoint that gets nothing, or probes only.
@@ -62,8 +75,16 @@ impl Scorer {
         let metrics = Metrics::new(pools.iter().map(|(name, _)| name))?;
         let clock = Clock::start();
         let shares = Shares::new(config.store.as_ref(), clock.now())?;
-        let discovered = config.discovery.keys().cloned().collect();
-        Ok(Self { pools: Mutex::new(pools), metrics, clock, shares, discovered })
+        let telemetry = config.otel.clone().map(|otel| Telemetry::new(otel, config));
+        Ok(Self {
+            telemetry,
+            pools: Mutex::new(pools),
+            metrics,
+            clock,
+            shares,
+            decisions: Decisions::default(),
+            discovered: config.discovery.keys().cloned().collect(),
+        })
     }
 
     /// A thread that died while it held the lock left the book whole: the core does not panic half way.
@@ -85,18 +106,28 @@ impl Scorer {
         let (name, pool) = pools.get(place).ok_or_else(|| Refused::UnknownPool(ask.pool.clone()))?;
         self.metrics.expired(name, pool.expire(now));
         let Some(choice) = pool.reserve_among(ask.lease, &ask.ask(), among, now) else {
-            let shut = pool
-                .shut_among(&ask.demand, among, now)
-                .ok_or_else(|| Refused::NoEndpoint(ask.pool.clone()))?;
+            let shut = pool.turned_away(&ask.demand, among, now);
+            let reason = shut.map_or(NO_ENDPOINT, |(_, reason)| reason.name());
+            self.metrics.turned_away(name, reason, ask.demand.prompt_tokens);
+            if self.decisions.wants(now) {
+                self.decisions.keep(name, ask, Err(reason), now);
+            }
+            let (shut, _) = shut.ok_or_else(|| Refused::NoEndpoint(ask.pool.clone()))?;
             self.metrics.shut(name);
             return Ok(Reserved { shut: Some(shut.into()), ..Reserved::default() });
         };
-        let why = ask.explain.then(|| serde_json::to_value(pool.why(&choice, now)).unwrap_or_default());
-        self.metrics.reserved(name);
+        let is_watched = self.decisions.wants(now);
+        let why = (ask.explain || is_watched).then(|| pool.why(&choice, now));
+        self.metrics.reserved(name, ask.demand.prompt_tokens, choice.candidate.cached_tokens);
+        let told = why.as_ref().filter(|_| ask.explain);
+        let told = told.map(|why| serde_json::to_value(why).unwrap_or_default());
+        if let Some(why) = why.filter(|_| is_watched) {
+            self.decisions.keep(name, ask, Ok(why), now);
+        }
         Ok(Reserved {
             endpoints: choice.order,
             prefill: choice.prefill,
-            why,
+            why: told,
             cached_tokens: choice.candidate.cached_tokens,
             queued_tokens: choice.candidate.queued_tokens,
             in_flight: choice.candidate.in_flight,
@@ -122,8 +153,10 @@ impl Scorer {
     /// Events of pools and leases that are not known here are let go: they are from before a restart.
     fn note(&self, pools: &mut Pools, events: &[Event], now: Instant) {
         for event in events {
-            let (Event::FirstToken { pool, .. } | Event::Attempted { pool, .. } | Event::End { pool, .. }) =
-                event;
+            let (Event::FirstToken { pool, .. }
+            | Event::Attempted { pool, .. }
+            | Event::Went { pool, .. }
+            | Event::End { pool, .. }) = event;
             let Some((name, pool)) = pools.of_name(pool).and_then(|place| pools.get(place)) else { continue };
             match event {
                 Event::FirstToken { lease, served, .. } => pool.first_token(*lease, Some(served), now),
@@ -135,6 +168,11 @@ impl Scorer {
                         }
                         Some(Moved::Back) => log::info!("pool {name:?}: {endpoint} is back"),
                         None => {}
+                    }
+                }
+                Event::Went { lease, went, .. } => {
+                    if let Some(telemetry) = &self.telemetry {
+                        telemetry.went(name, *lease, went);
                     }
                 }
                 Event::End { lease, answered, .. } => {
@@ -203,27 +241,48 @@ impl Scorer {
     /// What is known of every pool.
     pub fn loads(&self) -> Vec<PoolLoad> {
         let now = self.clock.now();
-        let load = |(name, pool): (&str, &weir::pool::Pool)| PoolLoad {
-            name: name.to_owned(),
-            leases: pool.leases(),
-            probes: pool.probing(),
-            out: pool
-                .standings(now)
-                .filter(|(_, standing, _)| !matches!(standing, Standing::Closed | Standing::Ramp))
-                .map(|(address, standing, wait)| Out {
-                    address: address.to_owned(),
-                    standing: standing.name(),
-                    wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
-                })
-                .collect(),
-            endpoints: pool.loads(),
-            engines: pool.said(now).collect(),
+        let load = |(name, pool): (&str, &weir::pool::Pool)| {
+            let (booked, turned_away) = self.metrics.requests(name);
+            PoolLoad {
+                name: name.to_owned(),
+                pressure: pool.pressure(now),
+                policy: pool.policy().to_owned(),
+                booked,
+                turned_away,
+                leases: pool.leases(),
+                probes: pool.probing(),
+                out: pool
+                    .standings(now)
+                    .filter(|(_, standing, _)| !matches!(standing, Standing::Closed | Standing::Ramp))
+                    .map(|(address, standing, wait)| Out {
+                        address: address.to_owned(),
+                        standing: standing.name(),
+                        wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
+                    })
+                    .collect(),
+                endpoints: pool.loads(),
+                engines: pool.said(now).collect(),
+            }
         };
         self.pools().iter().map(load).collect()
     }
 
+    /// The decisions after a number; for a while more will be kept.
+    pub(crate) fn decisions(&self, after: u64) -> Vec<Decision> {
+        self.decisions.look(after, self.clock.now())
+    }
+
+    /// Keys of shared limits, whether their store answers (`None`: there is none), and those of which most is used.
+    pub(crate) fn shared(&self, most: usize) -> (usize, Option<bool>, Vec<Tally>) {
+        let tallies = self.shares.tallies(most, self.clock.now());
+        (self.shares.keys(), self.shares.store_up(), tallies)
+    }
+
     /// Everything counted, as Prometheus reads it.
     pub fn metrics(&self) -> anyhow::Result<String> {
+        if let Some(telemetry) = &self.telemetry {
+            self.metrics.exported(telemetry.counts());
+        }
         self.metrics.shares(self.shares.keys(), self.shares.store_up());
         Ok(self.metrics.text(&self.loads())?)
     }
@@ -234,6 +293,11 @@ impl Scorer {
 
     pub(crate) fn refused(&self, refused: &Refused) {
         self.metrics.refused(refused);
+    }
+
+    /// What is exported, where something is.
+    pub fn telemetry(&self) -> Option<Arc<Telemetry>> {
+        self.telemetry.clone()
     }
 
     pub(crate) fn took(&self, time: Duration) {

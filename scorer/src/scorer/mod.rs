@@ -12,6 +12,8 @@
 
 mod book;
 mod config;
+mod decisions;
+mod gauges;
 mod metrics;
 mod routes;
 mod scrape;
@@ -21,6 +23,7 @@ mod watch;
 
 pub use book::{PoolLoad, Scorer};
 pub use config::Config;
+pub use decisions::Decision;
 pub use routes::Refused;
 pub use scrape::scrape;
 pub use store::Config as StoreConfig;
@@ -29,6 +32,7 @@ pub use weir::signals::{Config as Signals, Scraped};
 
 use crate::discovery;
 use crate::picker::{self, Picker};
+use crate::{admin, otel};
 use anyhow::Context;
 use axum::serve::ListenerExt;
 use std::future::Future;
@@ -72,6 +76,16 @@ pub fn run(file: &Path, listen: Option<SocketAddr>) -> anyhow::Result<()> {
             }
             _ => None,
         };
+        if let Some(page) = config.admin.clone() {
+            let listener = TcpListener::bind(page.listen)
+                .await
+                .with_context(|| format!("admin.listen: cannot listen on {}", page.listen))?;
+            log::info!("the admin page is at http://{}", page.listen);
+            tokio::spawn(admin::serve(listener, page, config.pools.clone(), Arc::clone(&scorer)));
+        }
+        if let Some(telemetry) = scorer.telemetry() {
+            tokio::spawn(otel::follow(telemetry));
+        }
         if let Some(signals) = config.signals.clone() {
             tokio::spawn(scrape(Arc::clone(&scorer), signals));
         }

@@ -106,8 +106,13 @@ fn read<T: DeserializeOwned>(body: Body) -> Result<T, Refused> {
 
 async fn reserve(State(scorer): State<Arc<Scorer>>, body: Body) -> Response {
     let start = scorer.now();
-    let reserved = read(body).and_then(|ask| scorer.reserve(&ask));
-    scorer.took(scorer.now().since(start));
+    let ask = read::<wire::Reserve>(body);
+    let reserved = ask.as_ref().map_err(Refused::clone).and_then(|ask| scorer.reserve(ask));
+    let took = scorer.now().since(start);
+    scorer.took(took);
+    if let (Some(telemetry), Ok(ask), Ok(reserved)) = (scorer.telemetry(), &ask, &reserved) {
+        telemetry.reserved(ask, reserved, took);
+    }
     match reserved {
         Ok(reserved) => Json(reserved).into_response(),
         Err(refused) => refuse(&scorer, refused),

@@ -87,6 +87,12 @@ fn needs_restart(running: &Config, next: &Config) -> Vec<String> {
     if running.discovery != next.discovery {
         parts.push("discovery".to_owned());
     }
+    if running.otel != next.otel {
+        parts.push("otel".to_owned());
+    }
+    if running.admin != next.admin {
+        parts.push("admin".to_owned());
+    }
     if serde_json::to_value(&running.picker).ok() != serde_json::to_value(&next.picker).ok() {
         parts.push("picker".to_owned());
     }
