@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`scorer`] | serves the core's pools to many gateways, over HTTP |
 //! | [`admin`] | the page that shows them to a person |
+//! | [`picker`] | the same for gateways without our filters: `ext_proc` and the endpoint-picker protocol |
 //! | [`check`] | says whether a configuration file would be accepted, and where not |
 //! | [`explain`] | says what the filters would make of one request or one answer |
 //! | [`lab`] | compares policies on a pool of engines in simulated time |
@@ -26,5 +27,6 @@ pub mod lab;
 pub mod litellm;
 pub mod load;
 pub mod otel;
+pub mod picker;
 pub mod scorer;
 pub mod traffic;

@@ -75,6 +75,9 @@ pub struct Choice {
     pub spill: Option<Spill>,
 }
 
+/// Which endpoints a request may go to, by their addresses; `None`: to any.
+pub type Among<'a> = Option<&'a dyn Fn(&str) -> bool>;
+
 /// A lease's name: unique in the pools that share it.
 pub type LeaseId = u64;
 

@@ -13,7 +13,8 @@ use std::time::Duration;
 use weir::breaker::{Moved, Standing};
 use weir::instant::Instant;
 use weir::limit::Tally;
-use weir::pool::{Load, Pools, Pressure, Report, Said};
+use weir::policy::Demand;
+use weir::pool::{Among, Load, Pools, Pressure, Report, Said};
 use weir::wire::{Event, Reserve, Reserved};
 
 /// A running scorer.
@@ -89,14 +90,19 @@ impl Scorer {
 
     /// Notes what became of earlier leases, then chooses and books in one step.
     pub fn reserve(&self, ask: &Reserve) -> Result<Reserved, Refused> {
+        self.reserve_among(ask, None)
+    }
+
+    /// The same, from among some endpoints only.
+    pub(crate) fn reserve_among(&self, ask: &Reserve, among: Among<'_>) -> Result<Reserved, Refused> {
         let mut pools = self.pools();
         let now = self.clock.now();
         self.note(&mut pools, &ask.events, now);
         let place = pools.of_name(&ask.pool).ok_or_else(|| Refused::UnknownPool(ask.pool.clone()))?;
         let (name, pool) = pools.get(place).ok_or_else(|| Refused::UnknownPool(ask.pool.clone()))?;
         self.metrics.expired(name, pool.expire(now));
-        let Some(choice) = pool.reserve(ask.lease, &ask.ask(), now) else {
-            let shut = pool.turned_away(&ask.demand, now);
+        let Some(choice) = pool.reserve_among(ask.lease, &ask.ask(), among, now) else {
+            let shut = pool.turned_away(&ask.demand, among, now);
             let reason = shut.map_or(NO_ENDPOINT, |(_, reason)| reason.name());
             self.metrics.turned_away(name, reason, ask.demand.prompt_tokens);
             if self.decisions.wants(now) {
@@ -126,6 +132,13 @@ impl Scorer {
             spill: choice.spill,
             shut: None,
         })
+    }
+
+    /// The longest prompt that any endpoint of a pool takes, in tokens, where this one is longer.
+    pub(crate) fn too_long(&self, pool: &str, demand: &Demand) -> Option<u32> {
+        let mut pools = self.pools();
+        let place = pools.of_name(pool)?;
+        pools.get(place)?.1.too_long(demand)
     }
 
     /// Notes what became of leases.
@@ -254,7 +267,7 @@ impl Scorer {
         self.clock.now()
     }
 
-    pub(super) fn refused(&self, refused: &Refused) {
+    pub(crate) fn refused(&self, refused: &Refused) {
         self.metrics.refused(refused);
     }
 
@@ -263,7 +276,7 @@ impl Scorer {
         self.telemetry.clone()
     }
 
-    pub(super) fn took(&self, time: Duration) {
+    pub(crate) fn took(&self, time: Duration) {
         self.metrics.took(time);
     }
 }
@@ -271,7 +284,6 @@ impl Scorer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weir::policy::Demand;
     use weir::pool::Ask;
 
     fn reserve(pool: &str) -> Reserve {

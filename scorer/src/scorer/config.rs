@@ -1,9 +1,7 @@
 //! The scorer's configuration: where it listens, its pools, how they choose.
 
 use super::{Signals, StoreConfig};
-use crate::admin;
-use crate::document;
-use crate::otel;
+use crate::{admin, document, otel, picker};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::net::SocketAddr;
@@ -34,6 +32,9 @@ pub struct Config {
     /// Where limits that proxies share are kept; without this, in memory.
     #[serde(default)]
     pub store: Option<StoreConfig>,
+    /// How it is an endpoint picker for gateways without our filters; without this it is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub picker: Option<picker::Config>,
 }
 
 fn loopback() -> SocketAddr {
@@ -61,6 +62,9 @@ impl Config {
         }
         if let Some(admin) = &config.admin {
             admin.check().map_err(|invalid| invalid.within("admin"))?;
+        }
+        if let Some(picker) = &config.picker {
+            picker.check(&config.pools, &config.choose).map_err(|invalid| invalid.within("picker"))?;
         }
         Ok(config)
     }
