@@ -34,7 +34,7 @@ fn tracing(envoy: &mut Value, collector: u16) {
     let shipped: Vec<Value> = serde_yaml_ng::Deserializer::from_str(&text)
         .map(|document| serde::Deserialize::deserialize(document).unwrap())
         .collect();
-    for own in find_all(envoy, &|value| value["http_filters"].is_array()) {
+    for own in find_all(envoy, &|value| value["route_config"].is_object()) {
         own["tracing"] = shipped[0]["typed_config"]["tracing"].clone();
     }
     let mut cluster = shipped[1]["resources"][0].clone();
