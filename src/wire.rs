@@ -434,7 +434,7 @@ impl Reserve {
 
     /// What it asks of a pool.
     pub fn ask(&self) -> Ask<'_> {
-        Ask { blocks: &self.blocks.0, demand: self.demand }
+        Ask { blocks: &self.blocks.0, demand: self.demand, prompt: None }
     }
 }
 
@@ -453,7 +453,7 @@ impl Facts {
             slo_tpot_ms: self.slo_tpot_ms,
             retried: self.retries > 0,
         };
-        Ask { blocks, demand }
+        Ask { blocks, demand, prompt: None }
     }
 }
 

@@ -53,7 +53,7 @@ impl Running {
     async fn reserve(&self, lease: u64, prompt_tokens: u32, blocks: &[u64], events: Vec<Event>) -> Reserved {
         let prompt_units = blocks.len() as u32;
         let demand = Demand { prompt_tokens, prompt_units, stream: true, ..Demand::default() };
-        let ask = Reserve { events, ..Reserve::of("a", lease, &Ask { blocks, demand }) };
+        let ask = Reserve { events, ..Reserve::of("a", lease, &Ask { blocks, demand, prompt: None }) };
         let response = self.post(wire::RESERVE_PATH, serde_json::to_string(&ask).unwrap()).await;
         assert_eq!(response.headers()[wire::SCORER], "1");
         assert_eq!(response.status(), StatusCode::OK);

@@ -211,7 +211,7 @@ mod tests {
     fn reserve(pool: &str) -> Reserve {
         let events = vec![Event::End { pool: "a".into(), lease: 1, answered: None }];
         let demand = Demand { prompt_tokens: 10, prompt_units: 1, stream: true, ..Demand::default() };
-        Reserve { events, ..Reserve::of(pool, 2, &Ask { blocks: &[], demand }) }
+        Reserve { events, ..Reserve::of(pool, 2, &Ask { blocks: &[], demand, prompt: None }) }
     }
 
     #[test]
