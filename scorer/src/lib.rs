@@ -3,6 +3,7 @@
 //! | module | does |
 //! |---|---|
 //! | [`scorer`] | serves the core's pools to many gateways, over HTTP |
+//! | [`kv_events`] | hears what engines say of their KV caches, for the scorer |
 //! | [`check`] | says whether a configuration file would be accepted, and where not |
 //! | [`explain`] | says what the filters would make of one request or one answer |
 //! | [`lab`] | compares policies on a pool of engines in simulated time |
@@ -19,6 +20,7 @@ pub mod check;
 pub mod clock;
 pub mod document;
 pub mod explain;
+pub mod kv_events;
 pub mod lab;
 pub mod litellm;
 pub mod load;

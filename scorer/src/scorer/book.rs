@@ -10,7 +10,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir::breaker::{Moved, Standing};
 use weir::instant::Instant;
-use weir::pool::{Load, Pools, Report, Said};
+use weir::kv::News;
+use weir::pool::{Load, Pools, Precise, Report, Said};
 use weir::wire::{Event, Reserve, Reserved};
 
 /// A running scorer.
@@ -38,6 +39,9 @@ pub struct PoolLoad {
     pub endpoints: Vec<Load>,
     /// What their engines said of themselves, of those that did.
     pub engines: Vec<Said>,
+    /// What they said of their caches, where they are listened to.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub precise: Vec<Precise>,
 }
 
 /// An endpoint that gets nothing, or probes only.
@@ -151,6 +155,21 @@ impl Scorer {
         self.pools().iter().flat_map(|(_, pool)| pool.addresses()).map(str::to_owned).collect()
     }
 
+    /// The addresses of the endpoints of the pool of that name.
+    pub fn addresses_of(&self, pool: &str) -> BTreeSet<String> {
+        let pools = self.pools();
+        let own = pools.iter().filter(|(name, _)| *name == pool);
+        own.flat_map(|(_, pool)| pool.addresses()).map(str::to_owned).collect()
+    }
+
+    /// Something was heard of what an engine holds: of the one of that rank behind an endpoint of a pool.
+    pub fn told(&self, pool: &str, endpoint: &str, rank: u32, news: &News) {
+        let mut pools = self.pools();
+        if let Some((_, pool)) = pools.of_name(pool).and_then(|place| pools.get(place)) {
+            pool.told(endpoint, rank, news);
+        }
+    }
+
     /// An endpoint said how it is.
     pub fn hear(&self, address: &str, report: &Report) {
         self.pools().iter_mut().for_each(|(_, pool)| pool.hear(address, report));
@@ -179,6 +198,7 @@ impl Scorer {
                 .collect(),
             endpoints: pool.loads(),
             engines: pool.said(now).collect(),
+            precise: pool.precise(now).collect(),
         };
         self.pools().iter().map(load).collect()
     }

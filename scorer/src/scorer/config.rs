@@ -1,9 +1,10 @@
 //! The scorer's configuration: where it listens, its pools, how they choose.
 
-use super::{Signals, StoreConfig};
+use super::{Precise, Signals, StoreConfig, precise};
 use crate::document;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use weir::invalid::{Invalid, read_value};
 use weir::pool::{self, Pools, Spec};
@@ -26,6 +27,9 @@ pub struct Config {
     /// Where limits that proxies share are kept; without this, in memory.
     #[serde(default)]
     pub store: Option<StoreConfig>,
+    /// Pools whose engines say what they hold, by their names: `docs/precise.md`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub precise: BTreeMap<String, Precise>,
 }
 
 fn loopback() -> SocketAddr {
@@ -42,6 +46,7 @@ impl Config {
     pub fn read_document(document: Value) -> Result<Self, Invalid> {
         let config: Self = read_value(document)?;
         config.pools(0)?;
+        precise::check(&config)?;
         if let Some(store) = &config.store {
             store.client().map_err(|invalid| invalid.within("store"))?;
         }
@@ -53,7 +58,13 @@ impl Config {
 
     /// The pools, with nothing booked.
     pub fn pools(&self, seed: u64) -> Result<Pools, Invalid> {
-        Pools::new(&self.pools, &self.choose, seed)
+        let mut pools = Pools::new(&self.pools, &self.choose, seed)?;
+        for (name, pool) in pools.iter_mut() {
+            if let Some(precise) = self.precise.get(name) {
+                pool.listen(&precise.index, precise.events.ranks);
+            }
+        }
+        Ok(pools)
     }
 
     /// The endpoints of the pool of that name.
@@ -80,6 +91,22 @@ mod tests {
             (
                 "{pools: [{name: a, models: [], endpoints: ['[::1]:1']}], store: {url: 'x:secret'}}",
                 "store.url: redis://[",
+            ),
+            (
+                "{pools: [{name: a, models: [], endpoints: ['[::1]:1']}], precise: {b: {}}}",
+                "precise[\"b\"]: no pool has that name",
+            ),
+            (
+                "{pools: [{name: a, models: [], endpoints: ['[::1]:1']}], precise: {a: {events: {ranks: 0}}}}",
+                "precise[\"a\"].events.ranks: 0 is not",
+            ),
+            (
+                "{pools: [{name: a, models: [], endpoints: ['[::1]:1']}], precise: {a: {index: {host_credit: 2}}}}",
+                "precise[\"a\"].index.host_credit: 2 is not from 0 to 1",
+            ),
+            (
+                "{pools: [{name: a, models: [], endpoints: ['[::1]:1']}], precise: {a: {index: {blocks: 2}}}}",
+                "precise.a.index.blocks: unknown field",
             ),
             ("{pools: [{nam: a}]}", "pools[0].nam: unknown field `nam`"),
             ("{listen: x, pools: []}", "listen: invalid socket address"),

@@ -200,6 +200,7 @@ impl Metrics {
                 cached.with_label_values(&labels).set(number(endpoint.index_tokens));
             }
         }
+        super::precise::gauges(&book, loads)?;
         let mut families = self.registry.gather();
         families.extend(book.gather());
         TextEncoder::new().encode_to_string(&families)

@@ -13,6 +13,7 @@
 mod book;
 mod config;
 mod metrics;
+mod precise;
 mod routes;
 mod scrape;
 mod shares;
@@ -21,6 +22,7 @@ mod watch;
 
 pub use book::{PoolLoad, Scorer};
 pub use config::Config;
+pub use precise::Precise;
 pub use routes::Refused;
 pub use scrape::scrape;
 pub use store::Config as StoreConfig;
@@ -57,6 +59,7 @@ pub fn run(file: &Path, listen: Option<SocketAddr>) -> anyhow::Result<()> {
         if let Some(signals) = config.signals.clone() {
             tokio::spawn(scrape(Arc::clone(&scorer), signals));
         }
+        precise::listen(&scorer, &config)?;
         tokio::spawn(Watch::new(file, text, config).follow(Arc::clone(&scorer), LOOK));
         // Whoever started it may not read what it says: that is no reason to end.
         let _ = writeln!(std::io::stdout(), "weir scorer listening on {}", listener.local_addr()?);
