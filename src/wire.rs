@@ -7,6 +7,7 @@
 //! **Between `pick` and the scorer**, HTTP/1.1 with JSON: `docs/design.md` says why.
 
 use crate::breaker::{Outcome, Shut};
+use crate::invalid::{self, Invalid};
 use crate::policy::Demand;
 use crate::pool::{Answered, Ask, Spill};
 use crate::request::{Dialect, Facts, word};
@@ -430,6 +431,21 @@ impl Reserve {
     pub fn of(pool: &str, lease: u64, ask: &Ask<'_>) -> Self {
         let (pool, blocks) = (pool.to_owned(), Blocks(ask.blocks.to_vec()));
         Self { pool, lease, demand: ask.demand, explain: false, blocks, events: Vec::new() }
+    }
+
+    /// Reads a message, and says where the body of its request begins: behind it and a line feed. Where the body is not
+    /// wanted there is none, and it begins at the end.
+    pub fn read(message: &[u8]) -> Result<(Self, usize), Invalid> {
+        let (ask, end): (Self, usize) = invalid::read_front(message)?;
+        match message.get(end..) {
+            Some([b'\n', body @ ..]) if !body.trim_ascii().is_empty() => Ok((ask, end + 1)),
+            None => Ok((ask, message.len())),
+            Some(rest) if rest.trim_ascii().is_empty() => Ok((ask, message.len())),
+            Some(_) => Err(Invalid::new(
+                "",
+                "what follows the message is not the body of its request, behind a line feed",
+            )),
+        }
     }
 
     /// What it asks of a pool.

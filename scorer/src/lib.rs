@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`scorer`] | serves the core's pools to many gateways, over HTTP |
 //! | [`kv_events`] | hears what engines say of their KV caches, for the scorer |
+//! | [`tokens`] | turns a request into the tokens that its engine will see |
 //! | [`check`] | says whether a configuration file would be accepted, and where not |
 //! | [`explain`] | says what the filters would make of one request or one answer |
 //! | [`lab`] | compares policies on a pool of engines in simulated time |
@@ -25,4 +26,5 @@ pub mod lab;
 pub mod litellm;
 pub mod load;
 pub mod scorer;
+pub mod tokens;
 pub mod traffic;

@@ -2,16 +2,17 @@
 
 use super::metrics::Metrics;
 use super::shares::Shares;
-use super::{Config, Refused, Scraped};
+use super::{Config, Refused, Scraped, precise};
 use crate::clock::{self, Clock};
+use crate::tokens::{Reader, Unread};
 use serde::Serialize;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir::breaker::{Moved, Standing};
 use weir::instant::Instant;
-use weir::kv::News;
-use weir::pool::{Load, Pools, Precise, Report, Said};
+use weir::kv::{self, News};
+use weir::pool::{Ask, Load, Pools, Precise, Report, Said};
 use weir::wire::{Event, Reserve, Reserved};
 
 /// A running scorer.
@@ -22,6 +23,8 @@ pub struct Scorer {
     clock: Clock,
     /// Limits that proxies share.
     pub(super) shares: Shares,
+    /// Of pools whose engines say what they hold: what turns their requests into tokens.
+    readers: BTreeMap<String, Reader>,
 }
 
 /// What is known of one pool.
@@ -62,7 +65,9 @@ impl Scorer {
         let metrics = Metrics::new(pools.iter().map(|(name, _)| name))?;
         let clock = Clock::start();
         let shares = Shares::new(config.store.as_ref(), clock.now())?;
-        Ok(Self { pools: Mutex::new(pools), metrics, clock, shares })
+        let readers = precise::readers(config)?;
+        config.precise.keys().for_each(|name| metrics.precise.know(name));
+        Ok(Self { pools: Mutex::new(pools), metrics, clock, shares, readers })
     }
 
     /// A thread that died while it held the lock left the book whole: the core does not panic half way.
@@ -70,21 +75,52 @@ impl Scorer {
         self.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What turns requests of the pool of that name into tokens, where its engines say what they hold.
+    pub fn reader(&self, pool: &str) -> Option<&Reader> {
+        self.readers.get(pool)
+    }
+
+    /// The longest body of a request that any pool wants.
+    pub(super) fn longest_body(&self) -> usize {
+        self.readers.values().map(Reader::most).max().unwrap_or(0)
+    }
+
     /// Notes what became of earlier leases, then chooses and books in one step.
     pub fn reserve(&self, ask: &Reserve) -> Result<Reserved, Refused> {
+        self.reserve_for(ask, None)
+    }
+
+    /// The same for a request that was turned into tokens, or was not.
+    pub fn reserve_for(
+        &self,
+        ask: &Reserve,
+        read: Option<Result<kv::Tokens, Unread>>,
+    ) -> Result<Reserved, Refused> {
+        if let Some(read) = &read {
+            self.metrics.precise.read(&ask.pool, read);
+        }
         let mut pools = self.pools();
         let now = self.clock.now();
         self.note(&mut pools, &ask.events, now);
         let place = pools.of_name(&ask.pool).ok_or_else(|| Refused::UnknownPool(ask.pool.clone()))?;
         let (name, pool) = pools.get(place).ok_or_else(|| Refused::UnknownPool(ask.pool.clone()))?;
         self.metrics.expired(name, pool.expire(now));
-        let Some(choice) = pool.reserve(ask.lease, &ask.ask(), now) else {
-            let shut = pool.shut(&ask.demand, now).ok_or_else(|| Refused::NoEndpoint(ask.pool.clone()))?;
+        let prompt = read.and_then(Result::ok).map(|tokens| {
+            // The prompt's own, whatever the request was estimated at.
+            pool.cut(&kv::Tokens { adapter: ask.demand.adapter, ..tokens })
+        });
+        let mut wanted = Ask { prompt: prompt.as_ref(), ..ask.ask() };
+        if let Some(prompt) = &prompt {
+            wanted.demand.prompt_tokens = prompt.tokens;
+        }
+        let Some(choice) = pool.reserve(ask.lease, &wanted, now) else {
+            let shut = pool.shut(&wanted.demand, now).ok_or_else(|| Refused::NoEndpoint(ask.pool.clone()))?;
             self.metrics.shut(name);
             return Ok(Reserved { shut: Some(shut.into()), ..Reserved::default() });
         };
         let why = ask.explain.then(|| serde_json::to_value(pool.why(&choice, now)).unwrap_or_default());
         self.metrics.reserved(name);
+        self.metrics.precise.chosen(name, choice.order.first().and_then(|chosen| pool.word_of(chosen, now)));
         Ok(Reserved {
             endpoints: choice.order,
             prefill: choice.prefill,
@@ -226,7 +262,6 @@ impl Scorer {
 mod tests {
     use super::*;
     use weir::policy::Demand;
-    use weir::pool::Ask;
 
     fn reserve(pool: &str) -> Reserve {
         let events = vec![Event::End { pool: "a".into(), lease: 1, answered: None }];

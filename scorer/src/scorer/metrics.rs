@@ -4,7 +4,7 @@
 //! away again, the endpoints, is not kept here: each reading makes those gauges anew from the book, and an
 //! endpoint that left is simply not among them.
 
-use super::{PoolLoad, Refused, Scraped};
+use super::{PoolLoad, Refused, Scraped, precise};
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
     core::Collector,
@@ -28,6 +28,7 @@ pub(super) struct Metrics {
     scrapes: IntCounterVec,
     shared_keys: IntGauge,
     store_up: IntGauge,
+    pub(super) precise: precise::Counters,
 }
 
 impl Metrics {
@@ -78,6 +79,7 @@ impl Metrics {
             refused.with_label_values(&[reason]);
         }
         Ok(Self {
+            precise: precise::Counters::new(&registry)?,
             registry,
             reservations,
             refused,
@@ -200,7 +202,7 @@ impl Metrics {
                 cached.with_label_values(&labels).set(number(endpoint.index_tokens));
             }
         }
-        super::precise::gauges(&book, loads)?;
+        precise::gauges(&book, loads)?;
         let mut families = self.registry.gather();
         families.extend(book.gather());
         TextEncoder::new().encode_to_string(&families)

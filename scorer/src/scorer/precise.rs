@@ -2,11 +2,15 @@
 
 use super::{Config, PoolLoad, Scorer};
 use crate::kv_events::{self, Events};
-use prometheus::{IntGaugeVec, Opts, Registry};
+use crate::tokens::{self, Reader, Unread};
+use anyhow::Context;
+use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use weir::invalid::Invalid;
 use weir::kv::{self, Standing};
+use weir::pool::NO_TOKENS;
 
 /// One pool whose engines are listened to.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
@@ -18,6 +22,9 @@ pub struct Precise {
     /// What is remembered of them.
     #[serde(default)]
     pub index: kv::Config,
+    /// How requests become tokens. Without it the engines are listened to and their word is of no use to a choice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<tokens::Config>,
 }
 
 impl Precise {
@@ -39,6 +46,72 @@ pub(super) fn check(config: &Config) -> Result<(), Invalid> {
     }
     Ok(())
 }
+
+/// The readers of all pools that have one, with their files read.
+pub(super) fn readers(config: &Config) -> anyhow::Result<BTreeMap<String, Reader>> {
+    let mut readers = BTreeMap::new();
+    for (name, precise) in &config.precise {
+        if let Some(tokens) = &precise.tokens {
+            let reader = Reader::new(tokens).with_context(|| format!("precise[{name:?}].tokens"))?;
+            readers.insert(name.clone(), reader);
+        }
+    }
+    Ok(readers)
+}
+
+/// By whose word choices were made, and what became of bodies.
+#[derive(Debug)]
+pub(super) struct Counters {
+    index: IntCounterVec,
+    tokens: IntCounterVec,
+}
+
+impl Counters {
+    pub(super) fn new(registry: &Registry) -> prometheus::Result<Self> {
+        let count = |name: &str, help: &str, label: &str| {
+            let counter = IntCounterVec::new(Opts::new(name, help), &["pool", label])?;
+            registry.register(Box::new(counter.clone()))?;
+            Ok::<_, prometheus::Error>(counter)
+        };
+        Ok(Self {
+            index: count(
+                "weir_scorer_index_total",
+                "Choices by whose word of the chosen endpoint's cache: whole or part of what its engine said; or by what \
+                 was sent there, as that was stale or silent, or there were no_tokens.",
+                "index",
+            )?,
+            tokens: count(
+                "weir_scorer_tokens_total",
+                "Requests turned into tokens: read, or why not.",
+                "outcome",
+            )?,
+        })
+    }
+
+    /// So that what never happened reads 0.
+    pub(super) fn know(&self, pool: &str) {
+        for index in Standing::NAMES.iter().chain(&[NO_TOKENS]) {
+            self.index.with_label_values(&[pool, index]);
+        }
+        for outcome in Unread::NAMES.iter().chain(&[READ]) {
+            self.tokens.with_label_values(&[pool, outcome]);
+        }
+    }
+
+    pub(super) fn chosen(&self, pool: &str, index: Option<&str>) {
+        if let Some(index) = index {
+            self.index.with_label_values(&[pool, index]).inc();
+        }
+    }
+
+    pub(super) fn read(&self, pool: &str, read: &Result<kv::Tokens, Unread>) {
+        let outcome = read.as_ref().map_or_else(|unread| unread.name(), |_| READ);
+        self.tokens.with_label_values(&[pool, outcome]).inc();
+    }
+}
+
+/// The outcome of a request that became tokens.
+const READ: &str = "read";
 
 /// Listens to the engines of all pools that have it, on a thread of its own, until the program ends.
 pub(super) fn listen(scorer: &Arc<Scorer>, config: &Config) -> std::io::Result<()> {
