@@ -20,6 +20,7 @@ mod leases;
 mod pace;
 mod pools;
 mod precise;
+mod pressure;
 mod signals;
 mod why;
 
@@ -28,11 +29,13 @@ pub use groups::{Spill, Spilled};
 pub use index::Index;
 pub use pools::{Pools, Spec};
 pub use precise::{NO_TOKENS, Precise};
+pub use pressure::Pressure;
 pub use signals::{Adapters, Answered, Report, Said};
 pub use why::{Considered, Why};
 
 use leases::Lease;
 use pace::Pace;
+use pressure::{Sent, Usual};
 use signals::Heard;
 
 use crate::breaker::{Breaker, Budget, Circuit, Outcome};
@@ -76,6 +79,9 @@ pub struct Choice {
     pub spill: Option<Spill>,
 }
 
+/// Which endpoints a request may go to, by their addresses; `None`: to any.
+pub type Among<'a> = Option<&'a dyn Fn(&str) -> bool>;
+
 /// A lease's name: unique in the pools that share it.
 pub type LeaseId = u64;
 
@@ -90,6 +96,8 @@ pub struct Pool {
     /// Leases whose first token nobody will see, by the time at which it should have come.
     unseen: BTreeSet<(Instant, LeaseId)>,
     pace: Pace,
+    usual: Usual,
+    saturated: Duration,
     /// Leases that ended before they began, newest first: messages can overtake each other.
     ended_early: VecDeque<LeaseId>,
     policy: Policy,
@@ -132,6 +140,7 @@ struct Endpoint {
     queued_tokens: u64,
     /// Prompt tokens of all that is in flight.
     held_tokens: u64,
+    sent: Sent,
     index: Index,
     /// What its engines say that they hold.
     engine: Option<kv::Engine>,
@@ -167,6 +176,10 @@ pub struct Load {
     pub queued_tokens: u64,
     /// Tokens of prefixes believed to be in its cache.
     pub index_tokens: u64,
+    /// Prompt tokens sent there since it is an endpoint.
+    pub prompt_tokens: u64,
+    /// Of these, the ones that were believed to be in its cache.
+    pub cached_tokens: u64,
 }
 
 impl Pool {
@@ -179,6 +192,8 @@ impl Pool {
             due: BTreeSet::new(),
             unseen: BTreeSet::new(),
             pace: Pace::new(config.prefill_tokens_per_s.get()),
+            usual: Usual::default(),
+            saturated: Duration::from_millis(config.saturated_ms.get()),
             ended_early: VecDeque::new(),
             policy: Policy::read(&config.policy).map_err(|invalid| invalid.within("policy"))?,
             random: Random::new(seed),
@@ -260,6 +275,7 @@ impl Pool {
             in_flight: 0,
             queued_tokens: 0,
             held_tokens: 0,
+            sent: Sent::default(),
             index: Index::new(self.index_units, random.next()),
             engine: engine(random),
             joined: if self.is_first { Joined::First } else { Joined::Now },
@@ -333,6 +349,8 @@ impl Pool {
             in_flight: endpoint.in_flight,
             queued_tokens: endpoint.queued_tokens,
             index_tokens: (endpoint.index.len() as u64).saturating_mul(u64::from(self.block_tokens)),
+            prompt_tokens: endpoint.sent.prompt_tokens,
+            cached_tokens: endpoint.sent.cached_tokens,
         };
         self.endpoints.iter().map(load).collect()
     }

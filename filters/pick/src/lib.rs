@@ -23,6 +23,7 @@ mod probes;
 mod scorer;
 mod scrape;
 mod shared;
+mod telemetry;
 
 pub use config::Config;
 
@@ -32,6 +33,7 @@ use probes::Slot;
 use scorer::Scorer;
 use scrape::Scrape;
 use std::time::Duration;
+use telemetry::Telemetry;
 use weir::breaker::{Outcome, Standing};
 use weir::invalid::Invalid;
 use weir::policy::Candidate;
@@ -77,6 +79,10 @@ struct PoolMetrics {
     out: Metric,
     probes: Metric,
     silent: Metric,
+    queue_requests: Metric,
+    queue_tokens: Metric,
+    saturation: Metric,
+    predicted_ttft: Metric,
 }
 
 impl PoolMetrics {
@@ -91,6 +97,10 @@ impl PoolMetrics {
             out: define(Kind::Gauge, "breaker_out"),
             probes: define(Kind::Gauge, "breaker_probes"),
             silent: define(Kind::Gauge, "pick_silent"),
+            queue_requests: define(Kind::Gauge, "pick_queue_requests"),
+            queue_tokens: define(Kind::Gauge, "pick_queue_tokens"),
+            saturation: define(Kind::Gauge, "pick_saturation_permille"),
+            predicted_ttft: define(Kind::Gauge, "pick_predicted_ttft_ms"),
         }
     }
 }
@@ -112,6 +122,8 @@ pub struct Stream {
     attempts: Attempts,
     /// Held while this request, which was sent by a choice made here, tries an endpoint.
     slot: Option<Slot>,
+    /// What the scorer is to hear at its end.
+    telemetry: Option<Box<Telemetry>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -132,6 +144,7 @@ struct Asking {
     facts: Facts,
     blocks: Vec<u64>,
     told: Vec<Event>,
+    telemetry: Option<Box<Telemetry>>,
 }
 
 /// Who chose.
@@ -187,7 +200,9 @@ impl Filter for Pick {
             return self.refuse_long(host, &facts, most);
         }
         let lease = Lease { pool, id: self.random.next(), asked: false, dialect, stream: as_stream };
-        let mut asking = Asking { lease, facts, blocks, told: Vec::new() };
+        let telemetry = self.scorer.as_ref().filter(|scorer| scorer.telemetry());
+        let telemetry = telemetry.map(|_| Box::new(Telemetry::begin(host, &facts)));
+        let mut asking = Asking { lease, facts, blocks, told: Vec::new(), telemetry };
         if self.ask(host, &mut asking) {
             stream.asking = Some(asking);
             return Flow::Hold;
@@ -198,6 +213,7 @@ impl Filter for Pick {
 
     fn reply(&mut self, stream: &mut Stream, host: &dyn Host, reply: Reply) -> Flow {
         let Some(mut asking) = stream.asking.take() else { return Flow::Continue };
+        stream.telemetry = asking.telemetry.take();
         let told = std::mem::take(&mut asking.told);
         let answer = self.scorer.as_mut().and_then(|scorer| scorer.answer(host, &reply, told));
         let Some(mut reserved) = answer else {
@@ -294,6 +310,7 @@ impl Filter for Pick {
             if let Some(scorer) = &mut self.scorer {
                 scorer.tell_again(asking.told);
             }
+            stream.telemetry = asking.telemetry;
             asking.lease
         });
         let answered = stream.lease.and_then(|lease| self.over(stream, host, lease));
@@ -307,6 +324,9 @@ impl Filter for Pick {
         }
         let booked = pool.end(lease.id);
         if let Some(scorer) = self.scorer.as_mut().filter(|_| lease.asked) {
+            if let Some(telemetry) = stream.telemetry.take() {
+                scorer.note(telemetry.end(host, name, lease));
+            }
             scorer.note(Event::End { pool: name.to_owned(), lease: lease.id, answered });
         }
         if booked {
@@ -339,6 +359,16 @@ impl Filter for Pick {
             host.record(metrics.probes, u64::from(pool.probing()));
             if self.scrape.is_some() {
                 host.record(metrics.silent, pool.silent(now) as u64);
+            }
+            // A scorer knows better.
+            if self.scorer.is_none() {
+                let pressure = pool.pressure(now);
+                host.record(metrics.queue_requests, pressure.waiting);
+                host.record(metrics.queue_tokens, pressure.queued_tokens);
+                host.record(metrics.saturation, (pressure.saturation * 1e3).round() as u64);
+                if let Some(ms) = pressure.ttft_ms {
+                    host.record(metrics.predicted_ttft, ms.round() as u64);
+                }
             }
         }
         self.peers.keep_up(host);

@@ -40,6 +40,11 @@ impl Scorer {
         Duration::from_millis(self.config.report_ms.get())
     }
 
+    /// Whether it is to hear how answers went.
+    pub(crate) fn telemetry(&self) -> bool {
+        self.config.telemetry
+    }
+
     /// Whether it is up, or due to be tried again; then nobody else tries for a while.
     fn worth_trying(&mut self, now: Instant) -> bool {
         if self.up {

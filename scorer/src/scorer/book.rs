@@ -1,18 +1,22 @@
 //! The book: pools behind a lock, and what each call does to them.
 
-use super::metrics::Metrics;
+use super::decisions::{Decision, Decisions};
+use super::metrics::{Metrics, NO_ENDPOINT};
 use super::shares::Shares;
 use super::{Config, Refused, Scraped, precise};
 use crate::clock::{self, Clock};
+use crate::otel::Telemetry;
 use crate::tokens::{Reader, Unread};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir::breaker::{Moved, Standing};
 use weir::instant::Instant;
 use weir::kv::{self, News};
-use weir::pool::{Ask, Load, Pools, Precise, Report, Said};
+use weir::limit::Tally;
+use weir::policy::Demand;
+use weir::pool::{Among, Ask, Load, Pools, Precise, Pressure, Report, Said};
 use weir::wire::{Event, Reserve, Reserved};
 
 /// A running scorer.
@@ -21,6 +25,8 @@ pub struct Scorer {
     pools: Mutex<Pools>,
     metrics: Metrics,
     clock: Clock,
+    decisions: Decisions,
+    telemetry: Option<Arc<Telemetry>>,
     /// Limits that proxies share.
     pub(super) shares: Shares,
     /// Of pools whose engines say what they hold: what turns their requests into tokens.
@@ -45,6 +51,14 @@ pub struct PoolLoad {
     /// What they said of their caches, where they are listened to.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub precise: Vec<Precise>,
+    /// How hard it is pressed.
+    pub pressure: Pressure,
+    /// The policy that chooses.
+    pub policy: String,
+    /// Requests that were booked since the scorer started.
+    pub booked: u64,
+    /// Requests that got no endpoint since then.
+    pub turned_away: u64,
 }
 
 /// An endpoint that gets nothing, or probes only.
@@ -67,7 +81,16 @@ impl Scorer {
         let shares = Shares::new(config.store.as_ref(), clock.now())?;
         let readers = precise::readers(config)?;
         config.precise.keys().for_each(|name| metrics.precise.know(name));
-        Ok(Self { pools: Mutex::new(pools), metrics, clock, shares, readers })
+        let telemetry = config.otel.clone().map(|otel| Telemetry::new(otel, config));
+        Ok(Self {
+            telemetry,
+            pools: Mutex::new(pools),
+            metrics,
+            clock,
+            shares,
+            decisions: Decisions::default(),
+            readers,
+        })
     }
 
     /// A thread that died while it held the lock left the book whole: the core does not panic half way.
@@ -87,14 +110,20 @@ impl Scorer {
 
     /// Notes what became of earlier leases, then chooses and books in one step.
     pub fn reserve(&self, ask: &Reserve) -> Result<Reserved, Refused> {
-        self.reserve_for(ask, None)
+        self.reserve_for(ask, None, None)
     }
 
-    /// The same for a request that was turned into tokens, or was not.
+    /// The same, from among some endpoints only.
+    pub(crate) fn reserve_among(&self, ask: &Reserve, among: Among<'_>) -> Result<Reserved, Refused> {
+        self.reserve_for(ask, None, among)
+    }
+
+    /// The same for a request that was turned into tokens, or was not: [`Scorer::reader`].
     pub fn reserve_for(
         &self,
         ask: &Reserve,
         read: Option<Result<kv::Tokens, Unread>>,
+        among: Among<'_>,
     ) -> Result<Reserved, Refused> {
         if let Some(read) = &read {
             self.metrics.precise.read(&ask.pool, read);
@@ -113,18 +142,31 @@ impl Scorer {
         if let Some(prompt) = &prompt {
             wanted.demand.prompt_tokens = prompt.tokens;
         }
-        let Some(choice) = pool.reserve(ask.lease, &wanted, now) else {
-            let shut = pool.shut(&wanted.demand, now).ok_or_else(|| Refused::NoEndpoint(ask.pool.clone()))?;
+        let prompt_tokens = wanted.demand.prompt_tokens;
+        let Some(choice) = pool.reserve_among(ask.lease, &wanted, among, now) else {
+            let shut = pool.turned_away(&wanted.demand, among, now);
+            let reason = shut.map_or(NO_ENDPOINT, |(_, reason)| reason.name());
+            self.metrics.turned_away(name, reason, prompt_tokens);
+            if self.decisions.wants(now) {
+                self.decisions.keep(name, ask, Err(reason), now);
+            }
+            let (shut, _) = shut.ok_or_else(|| Refused::NoEndpoint(ask.pool.clone()))?;
             self.metrics.shut(name);
             return Ok(Reserved { shut: Some(shut.into()), ..Reserved::default() });
         };
-        let why = ask.explain.then(|| serde_json::to_value(pool.why(&choice, now)).unwrap_or_default());
-        self.metrics.reserved(name);
+        let is_watched = self.decisions.wants(now);
+        let why = (ask.explain || is_watched).then(|| pool.why(&choice, now));
+        self.metrics.reserved(name, prompt_tokens, choice.candidate.cached_tokens);
         self.metrics.precise.chosen(name, choice.order.first().and_then(|chosen| pool.word_of(chosen, now)));
+        let told = why.as_ref().filter(|_| ask.explain);
+        let told = told.map(|why| serde_json::to_value(why).unwrap_or_default());
+        if let Some(why) = why.filter(|_| is_watched) {
+            self.decisions.keep(name, ask, Ok(why), now);
+        }
         Ok(Reserved {
             endpoints: choice.order,
             prefill: choice.prefill,
-            why,
+            why: told,
             cached_tokens: choice.candidate.cached_tokens,
             queued_tokens: choice.candidate.queued_tokens,
             in_flight: choice.candidate.in_flight,
@@ -135,6 +177,13 @@ impl Scorer {
         })
     }
 
+    /// The longest prompt that any endpoint of a pool takes, in tokens, where this one is longer.
+    pub(crate) fn too_long(&self, pool: &str, demand: &Demand) -> Option<u32> {
+        let mut pools = self.pools();
+        let place = pools.of_name(pool)?;
+        pools.get(place)?.1.too_long(demand)
+    }
+
     /// Notes what became of leases.
     pub fn report(&self, events: &[Event]) {
         self.note(&mut self.pools(), events, self.clock.now());
@@ -143,8 +192,10 @@ impl Scorer {
     /// Events of pools and leases that are not known here are let go: they are from before a restart.
     fn note(&self, pools: &mut Pools, events: &[Event], now: Instant) {
         for event in events {
-            let (Event::FirstToken { pool, .. } | Event::Attempted { pool, .. } | Event::End { pool, .. }) =
-                event;
+            let (Event::FirstToken { pool, .. }
+            | Event::Attempted { pool, .. }
+            | Event::Went { pool, .. }
+            | Event::End { pool, .. }) = event;
             let Some((name, pool)) = pools.of_name(pool).and_then(|place| pools.get(place)) else { continue };
             match event {
                 Event::FirstToken { lease, served, .. } => pool.first_token(*lease, Some(served), now),
@@ -156,6 +207,11 @@ impl Scorer {
                         }
                         Some(Moved::Back) => log::info!("pool {name:?}: {endpoint} is back"),
                         None => {}
+                    }
+                }
+                Event::Went { lease, went, .. } => {
+                    if let Some(telemetry) = &self.telemetry {
+                        telemetry.went(name, *lease, went);
                     }
                 }
                 Event::End { lease, answered, .. } => {
@@ -219,41 +275,67 @@ impl Scorer {
     /// What is known of every pool.
     pub fn loads(&self) -> Vec<PoolLoad> {
         let now = self.clock.now();
-        let load = |(name, pool): (&str, &weir::pool::Pool)| PoolLoad {
-            name: name.to_owned(),
-            leases: pool.leases(),
-            probes: pool.probing(),
-            out: pool
-                .standings(now)
-                .filter(|(_, standing, _)| !matches!(standing, Standing::Closed | Standing::Ramp))
-                .map(|(address, standing, wait)| Out {
-                    address: address.to_owned(),
-                    standing: standing.name(),
-                    wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
-                })
-                .collect(),
-            endpoints: pool.loads(),
-            engines: pool.said(now).collect(),
-            precise: pool.precise(now).collect(),
+        let load = |(name, pool): (&str, &weir::pool::Pool)| {
+            let (booked, turned_away) = self.metrics.requests(name);
+            PoolLoad {
+                name: name.to_owned(),
+                pressure: pool.pressure(now),
+                policy: pool.policy().to_owned(),
+                booked,
+                turned_away,
+                leases: pool.leases(),
+                probes: pool.probing(),
+                out: pool
+                    .standings(now)
+                    .filter(|(_, standing, _)| !matches!(standing, Standing::Closed | Standing::Ramp))
+                    .map(|(address, standing, wait)| Out {
+                        address: address.to_owned(),
+                        standing: standing.name(),
+                        wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
+                    })
+                    .collect(),
+                endpoints: pool.loads(),
+                engines: pool.said(now).collect(),
+                precise: pool.precise(now).collect(),
+            }
         };
         self.pools().iter().map(load).collect()
     }
 
+    /// The decisions after a number; for a while more will be kept.
+    pub(crate) fn decisions(&self, after: u64) -> Vec<Decision> {
+        self.decisions.look(after, self.clock.now())
+    }
+
+    /// Keys of shared limits, whether their store answers (`None`: there is none), and those of which most is used.
+    pub(crate) fn shared(&self, most: usize) -> (usize, Option<bool>, Vec<Tally>) {
+        let tallies = self.shares.tallies(most, self.clock.now());
+        (self.shares.keys(), self.shares.store_up(), tallies)
+    }
+
     /// Everything counted, as Prometheus reads it.
     pub fn metrics(&self) -> anyhow::Result<String> {
+        if let Some(telemetry) = &self.telemetry {
+            self.metrics.exported(telemetry.counts());
+        }
         self.metrics.shares(self.shares.keys(), self.shares.store_up());
         Ok(self.metrics.text(&self.loads())?)
     }
 
-    pub(super) fn now(&self) -> Instant {
+    pub(crate) fn now(&self) -> Instant {
         self.clock.now()
     }
 
-    pub(super) fn refused(&self, refused: &Refused) {
+    pub(crate) fn refused(&self, refused: &Refused) {
         self.metrics.refused(refused);
     }
 
-    pub(super) fn took(&self, time: Duration) {
+    /// What is exported, where something is.
+    pub fn telemetry(&self) -> Option<Arc<Telemetry>> {
+        self.telemetry.clone()
+    }
+
+    pub(crate) fn took(&self, time: Duration) {
         self.metrics.took(time);
     }
 }
@@ -261,7 +343,6 @@ impl Scorer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weir::policy::Demand;
 
     fn reserve(pool: &str) -> Reserve {
         let events = vec![Event::End { pool: "a".into(), lease: 1, answered: None }];

@@ -115,8 +115,15 @@ fn read<T: DeserializeOwned>(body: Body) -> Result<T, Refused> {
 
 async fn reserve(State(scorer): State<Arc<Scorer>>, body: Body) -> Response {
     let start = scorer.now();
-    let reserved = choose(&scorer, body).await;
-    scorer.took(scorer.now().since(start));
+    let chosen = choose(&scorer, body).await;
+    let took = scorer.now().since(start);
+    scorer.took(took);
+    let reserved = chosen.map(|(ask, reserved)| {
+        if let Some(telemetry) = scorer.telemetry() {
+            telemetry.reserved(&ask, &reserved, took);
+        }
+        reserved
+    });
     match reserved {
         Ok(reserved) => Json(reserved).into_response(),
         Err(refused) => refuse(&scorer, refused),
@@ -124,7 +131,7 @@ async fn reserve(State(scorer): State<Arc<Scorer>>, body: Body) -> Response {
 }
 
 /// Turns the request into tokens, where its pool wants that, and chooses.
-async fn choose(scorer: &Scorer, message: Body) -> Result<Reserved, Refused> {
+async fn choose(scorer: &Scorer, message: Body) -> Result<(Reserve, Reserved), Refused> {
     let message = whole(message)?;
     let (ask, body): (Reserve, usize) = Reserve::read(&message).map_err(unreadable)?;
     if body > MOST_BYTES {
@@ -134,7 +141,8 @@ async fn choose(scorer: &Scorer, message: Body) -> Result<Reserved, Refused> {
         Some(reader) => Some(reader.read(message.slice(body..)).await),
         None => None,
     };
-    scorer.reserve_for(&ask, read)
+    let reserved = scorer.reserve_for(&ask, read, None)?;
+    Ok((ask, reserved))
 }
 
 async fn report(State(scorer): State<Arc<Scorer>>, body: Body) -> Response {
