@@ -23,11 +23,15 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
     CommonResponse, HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse, ProtocolConfiguration,
 };
 use envoy_types::pb::google::protobuf::Struct;
+use crate::tokens::Unread;
 use std::borrow::Cow;
 use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use tonic::Status;
-use weir::request::{self, Dialect, Head, Incoming, Plan, Reading};
+use weir::kv;
+use weir::request::{self, Dialect, Facts, Head, Incoming, Plan, Reading, Size};
 use weir::wire;
 
 /// Header of GIE's conformance tests: the endpoints that a request wants.
@@ -44,7 +48,12 @@ pub(super) struct Exchange {
     modes: Modes,
     phase: Phase,
     answer: Answer,
+    /// A request that waits to be turned into tokens.
+    waits: Option<(Pin<Box<Tokens>>, Box<Complete>)>,
 }
+
+/// A body on its way to tokens.
+type Tokens = dyn Future<Output = Result<kv::Tokens, Unread>> + Send;
 
 /// How bodies come.
 #[derive(Clone, Copy, Debug)]
@@ -74,6 +83,20 @@ struct Held {
     wanted: Option<Subset>,
 }
 
+/// A request that has been read.
+struct Complete {
+    facts: Facts,
+    blocks: Vec<u64>,
+    size: Size,
+    model: Option<String>,
+    headers: Headers,
+    pieces: Vec<Vec<u8>>,
+    len: usize,
+    hint: Option<Subset>,
+    wanted: Option<Subset>,
+    trailers: bool,
+}
+
 impl Modes {
     fn of(config: &ProtocolConfiguration) -> Self {
         let ahead = config.send_body_without_waiting_for_header_response;
@@ -99,7 +122,19 @@ impl Exchange {
             pool: pool.map(str::to_owned),
             modes: Modes { request: mode, response: mode, ahead: false },
             phase: Phase::Fresh,
+            waits: None,
         }
+    }
+
+    /// Goes on with a request that waits for its tokens, once they are there. Nothing more is heard before.
+    pub(super) fn poll(&mut self, context: &mut Context<'_>, out: &mut Answers) -> Poll<()> {
+        if let Some((tokens, _)) = &mut self.waits {
+            let read = ready!(tokens.as_mut().poll(context));
+            if let Some((_, complete)) = self.waits.take() {
+                self.choose(*complete, Some(&read), out);
+            }
+        }
+        Poll::Ready(())
     }
 
     /// Takes what Envoy says, and adds what it is to be told. An error ends the stream: the configuration is not one that
@@ -165,6 +200,7 @@ impl Exchange {
             facts: None,
             dialect,
             blocks: &[],
+            tokens: None,
             bytes: head.content_length.unwrap_or(0),
             pool: self.pool.as_deref(),
             hint: hint.as_ref(),
@@ -217,10 +253,10 @@ impl Exchange {
         }
     }
 
-    /// The body is complete: read it, choose, and answer all that Envoy waits for.
+    /// The body is complete: read it; and where its pool's engines say what they hold, turn it into tokens first.
     fn complete(&mut self, trailers: bool, out: &mut Answers) {
         let Phase::Reading(held) = std::mem::replace(&mut self.phase, Phase::Decided) else { return };
-        let Held { incoming, mut headers, pieces, len, hint, wanted } = *held;
+        let Held { incoming, headers, pieces, len, hint, wanted } = *held;
         let whole: Cow<'_, [u8]> = match pieces.as_slice() {
             [only] => Cow::Borrowed(only),
             several => Cow::Owned(several.concat()),
@@ -234,13 +270,29 @@ impl Exchange {
             Ok(read) => read,
             Err(refusal) => return out.push_back(message::refused(&refusal)),
         };
-        drop(whole);
         let model = facts.base_model.clone().or(facts.model.clone());
         facts.prompt_tokens = self.picker.tokens(model.as_deref(), size);
+        let tokens = self.picker.reader(self.pool.as_deref(), &facts).map(|reader| {
+            let (adapter, body) = (facts.ask(&[]).demand.adapter, whole.clone().into_owned());
+            let tokens: Pin<Box<Tokens>> = Box::pin(async move { reader.read(body, adapter).await });
+            tokens
+        });
+        drop(whole);
+        let complete = Complete { facts, blocks, size, model, headers, pieces, len, hint, wanted, trailers };
+        match tokens {
+            Some(tokens) => self.waits = Some((tokens, Box::new(complete))),
+            None => self.choose(complete, None, out),
+        }
+    }
+
+    /// Choose, and answer all that Envoy waits for.
+    fn choose(&mut self, read: Complete, tokens: Option<&Result<kv::Tokens, Unread>>, out: &mut Answers) {
+        let Complete { facts, blocks, size, model, mut headers, pieces, len, hint, wanted, trailers } = read;
         let wish = Wish {
             facts: Some(&facts),
             dialect: facts.dialect,
             blocks: &blocks,
+            tokens,
             bytes: 0,
             pool: self.pool.as_deref(),
             hint: hint.as_ref(),
@@ -283,6 +335,7 @@ impl Exchange {
             facts: None,
             dialect: incoming.dialect,
             blocks: &[],
+            tokens: None,
             bytes: len as u64,
             pool: self.pool.as_deref(),
             hint: hint.as_ref(),

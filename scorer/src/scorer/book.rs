@@ -113,19 +113,14 @@ impl Scorer {
         self.reserve_for(ask, None, None)
     }
 
-    /// The same, from among some endpoints only.
-    pub(crate) fn reserve_among(&self, ask: &Reserve, among: Among<'_>) -> Result<Reserved, Refused> {
-        self.reserve_for(ask, None, among)
-    }
-
-    /// The same for a request that was turned into tokens, or was not: [`Scorer::reader`].
+    /// The same from among some endpoints only, for a request that was turned into tokens, or was not: [`Scorer::reader`].
     pub fn reserve_for(
         &self,
         ask: &Reserve,
-        read: Option<Result<kv::Tokens, Unread>>,
+        read: Option<&Result<kv::Tokens, Unread>>,
         among: Among<'_>,
     ) -> Result<Reserved, Refused> {
-        if let Some(read) = &read {
+        if let Some(read) = read {
             self.metrics.precise.read(&ask.pool, read);
         }
         let mut pools = self.pools();
@@ -134,12 +129,10 @@ impl Scorer {
         let place = pools.of_name(&ask.pool).ok_or_else(|| Refused::UnknownPool(ask.pool.clone()))?;
         let (name, pool) = pools.get(place).ok_or_else(|| Refused::UnknownPool(ask.pool.clone()))?;
         self.metrics.expired(name, pool.expire(now));
-        let prompt = read.and_then(Result::ok).map(|tokens| {
-            // The prompt's own, whatever the request was estimated at.
-            pool.cut(&kv::Tokens { adapter: ask.demand.adapter, ..tokens })
-        });
+        let prompt = read.and_then(|read| read.as_ref().ok()).map(|tokens| pool.cut(tokens));
         let mut wanted = Ask { prompt: prompt.as_ref(), ..ask.ask() };
         if let Some(prompt) = &prompt {
+            // The prompt's own number, whatever it was estimated at.
             wanted.demand.prompt_tokens = prompt.tokens;
         }
         let prompt_tokens = wanted.demand.prompt_tokens;

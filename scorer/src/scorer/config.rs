@@ -149,6 +149,27 @@ mod tests {
     }
 
     #[test]
+    fn the_precise_index_that_the_documentation_shows_is_right_and_has_the_defaults_it_says() {
+        let text = include_str!("../../../docs/precise.md");
+        let (_, yaml) = text.split_once("```yaml\n").unwrap();
+        let config = Config::read(yaml.split_once("```").unwrap().0.as_bytes()).unwrap();
+        let precise = &config.precise["small"];
+        let effective = serde_json::to_value(precise).unwrap();
+        for (row, default) in [
+            ("events.ranks", &effective["events"]["ranks"]),
+            ("events.timeout_ms", &effective["events"]["timeout_ms"]),
+            ("events.retry_ms", &effective["events"]["retry_ms"]),
+            ("index.max_blocks", &effective["index"]["max_blocks"]),
+            ("index.predicted_ms", &effective["index"]["predicted_ms"]),
+            ("tokens.timeout_ms", &effective["tokens"]["timeout_ms"]),
+            ("tokens.max_bytes", &effective["tokens"]["max_bytes"]),
+            ("tokens.threads", &effective["tokens"]["threads"]),
+        ] {
+            assert!(text.contains(&format!("| `{row}` | {default} |")), "{row}: {default}");
+        }
+    }
+
+    #[test]
     fn the_store_that_the_documentation_shows_is_right_and_its_password_is_not_printed() {
         let text = include_str!("../../../docs/limits.md");
         let (_, store) = text.split_once("```yaml\n").unwrap();

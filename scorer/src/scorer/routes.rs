@@ -138,10 +138,10 @@ async fn choose(scorer: &Scorer, message: Body) -> Result<(Reserve, Reserved), R
         return Err(Refused::TooLarge);
     }
     let read = match scorer.reader(&ask.pool) {
-        Some(reader) => Some(reader.read(message.slice(body..)).await),
+        Some(reader) => Some(reader.read(message.slice(body..), ask.demand.adapter).await),
         None => None,
     };
-    let reserved = scorer.reserve_for(&ask, read, None)?;
+    let reserved = scorer.reserve_for(&ask, read.as_ref(), None)?;
     Ok((ask, reserved))
 }
 

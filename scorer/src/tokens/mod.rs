@@ -175,8 +175,12 @@ impl Reader {
         self.most
     }
 
-    /// The tokens of a body, in time or not at all.
-    pub async fn read(&self, body: impl AsRef<[u8]> + Send + 'static) -> Result<kv::Tokens, Unread> {
+    /// The tokens of a body, in time or not at all. `adapter` is the hash of its LoRA adapter's name.
+    pub async fn read(
+        &self,
+        body: impl AsRef<[u8]> + Send + 'static,
+        adapter: Option<u64>,
+    ) -> Result<kv::Tokens, Unread> {
         match body.as_ref().len() {
             0 => return Err(Unread::Absent),
             length if length > self.most => return Err(Unread::TooLong),
@@ -188,7 +192,7 @@ impl Reader {
             let read = move || {
                 // Given back when it is done, also where nobody waits for it any more.
                 let _turn = turn;
-                of_body(&model, body.as_ref())
+                of_body(&model, body.as_ref()).map(|tokens| kv::Tokens { adapter, ..tokens })
             };
             tokio::task::spawn_blocking(read).await.unwrap_or(Err(Unread::Tokenizer))
         };

@@ -126,11 +126,11 @@ fn files_that_are_none_are_named() {
 async fn a_reader_gives_up_what_is_too_long_or_takes_too_long() {
     let body = br#"{"prompt":"Say hello"}"#.to_vec();
     let reader = Reader::new(&config(serde_json::json!({"timeout_ms": 60_000}))).unwrap();
-    assert_eq!(reader.read(body.clone()).await.map(|tokens| tokens.ids.len()), Ok(3));
-    assert_eq!(reader.read(Vec::new()).await, Err(Unread::Absent));
+    assert_eq!(reader.read(body.clone(), None).await.map(|tokens| tokens.ids.len()), Ok(3));
+    assert_eq!(reader.read(Vec::new(), None).await, Err(Unread::Absent));
     let short = Reader { most: NonZeroUsize::MIN.get(), ..reader.clone() };
-    assert_eq!(short.read(body.clone()).await, Err(Unread::TooLong));
+    assert_eq!(short.read(body.clone(), None).await, Err(Unread::TooLong));
     let busy = Reader { timeout: Duration::from_millis(1), ..reader.clone() };
     let _all = busy.turns.acquire_many(2).await.unwrap();
-    assert_eq!(busy.read(body).await, Err(Unread::Late));
+    assert_eq!(busy.read(body, None).await, Err(Unread::Late));
 }
