@@ -71,9 +71,9 @@ pub struct Tally {
 /// One window of a key, or its requests in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TallyPart {
-    /// Milliseconds that use counts; 0 of requests in flight.
+    /// Milliseconds that use counts.
     pub window_ms: u64,
-    /// What proxies may use, or have used.
+    /// What proxies may use, or have used, in the limit's own unit.
     pub granted: u64,
     /// What they have used.
     pub used: u64,

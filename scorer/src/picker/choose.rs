@@ -80,7 +80,10 @@ impl Picker {
         wish: &Wish<'_>,
         headers: &mut Headers,
     ) -> Result<Option<Chosen>, ProcessingResponse> {
-        let pool = match (self.pool_of(wish.pool, wish.facts), wish.facts.and_then(|facts| facts.model.as_deref())) {
+        let pool = match (
+            self.pool_of(wish.pool, wish.facts),
+            wish.facts.and_then(|facts| facts.model.as_deref()),
+        ) {
             (Some(pool), _) => pool,
             (None, Some(model)) => {
                 let why = format!("no pool serves the model {model:?}");

@@ -16,6 +16,7 @@ use super::answer::Answer;
 use super::choose::{Chosen, Wish};
 use super::hint::Subset;
 use super::message::{self, Headers};
+use crate::tokens::Unread;
 use envoy_types::pb::envoy::config::core::v3::Metadata;
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Asked;
@@ -23,7 +24,6 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
     CommonResponse, HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse, ProtocolConfiguration,
 };
 use envoy_types::pb::google::protobuf::Struct;
-use crate::tokens::Unread;
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::pin::Pin;

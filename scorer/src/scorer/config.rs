@@ -1,7 +1,7 @@
 //! The scorer's configuration: where it listens, its pools, how they choose.
 
 use super::{Precise, Signals, StoreConfig, precise};
-use crate::{admin, document, otel, picker};
+use crate::{admin, discovery, document, otel, picker};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -36,6 +36,9 @@ pub struct Config {
     /// Pools whose engines say what they hold, by their names: `docs/precise.md`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub precise: BTreeMap<String, Precise>,
+    /// Where the endpoints of pools come from that have none here, by the pools' names.
+    #[serde(default, skip_serializing_if = "discovery::Config::is_empty")]
+    pub discovery: discovery::Config,
     /// How it is an endpoint picker for gateways without our filters; without this it is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub picker: Option<picker::Config>,
@@ -54,6 +57,8 @@ impl Config {
     /// Reads and checks a document that has been parsed.
     pub fn read_document(document: Value) -> Result<Self, Invalid> {
         let config: Self = read_value(document)?;
+        let names: Vec<&str> = config.pools.iter().map(|spec| spec.name.as_str()).collect();
+        discovery::check(&config.discovery, &names).map_err(|invalid| invalid.within("discovery"))?;
         config.pools(0)?;
         precise::check(&config)?;
         if let Some(store) = &config.store {
@@ -76,7 +81,8 @@ impl Config {
 
     /// The pools, with nothing booked.
     pub fn pools(&self, seed: u64) -> Result<Pools, Invalid> {
-        let mut pools = Pools::new(&self.pools, &self.choose, seed)?;
+        let is_discovered = |pool: &str| self.discovery.contains_key(pool);
+        let mut pools = Pools::with_discovered(&self.pools, &self.choose, seed, &is_discovered)?;
         for (name, pool) in pools.iter_mut() {
             if let Some(precise) = self.precise.get(name) {
                 pool.listen(&precise.index, precise.events.ranks);
@@ -112,21 +118,47 @@ mod tests {
             ),
             (
                 "{pools: [{name: a, models: [], endpoints: ['[::1]:1']}], precise: {b: {}}}",
-                "precise[\"b\"]: no pool has that name",
+                "precise.b: no pool has that name",
             ),
             (
                 "{pools: [{name: a, models: [], endpoints: ['[::1]:1']}], precise: {a: {events: {ranks: 0}}}}",
-                "precise[\"a\"].events.ranks: 0 is not",
+                "precise.a.events.ranks: 0 is not",
             ),
             (
                 "{pools: [{name: a, models: [], endpoints: ['[::1]:1']}], precise: {a: {index: {host_credit: 2}}}}",
-                "precise[\"a\"].index.host_credit: 2 is not from 0 to 1",
+                "precise.a.index.host_credit: 2 is not from 0 to 1",
             ),
             (
                 "{pools: [{name: a, models: [], endpoints: ['[::1]:1']}], precise: {a: {index: {blocks: 2}}}}",
                 "precise.a.index.blocks: unknown field",
             ),
             ("{pools: [{nam: a}]}", "pools[0].nam: unknown field `nam`"),
+            (
+                "{discovery: {b: {file: x}}, pools: [{name: a, models: [], endpoints: ['[::1]:1']}]}",
+                "discovery.b: no pool is named",
+            ),
+            (
+                "{discovery: {a: {file: x}}, pools: [{name: a, models: [], endpoints: ['[::1]:1']}]}",
+                "pools[0].endpoints: given, and discovered",
+            ),
+            ("{discovery: {a: {}}, pools: [{name: a, models: []}]}", "discovery.a: give a file, or names"),
+            (
+                "{discovery: {a: {dns: [b]}}, pools: [{name: a, models: []}]}",
+                "discovery.a.dns[0]: \"b\" is neither",
+            ),
+            (
+                "{discovery: {a: {dns: ['b:x']}}, pools: [{name: a, models: []}]}",
+                "discovery.a.dns[0]: \"x\" is no port",
+            ),
+            ("{pools: [{name: a, models: []}]}", "pools[0].endpoints: empty"),
+            (
+                "{picker: {pool: b}, pools: [{name: a, models: [], endpoints: ['[::1]:1']}]}",
+                "picker.pool: no pool is named \"b\"; there are a",
+            ),
+            (
+                "{picker: {request: {block_tokens: 32}}, pools: [{name: a, models: [], endpoints: ['[::1]:1']}]}",
+                "picker.request.block_tokens: 32, but pool \"a\" has blocks of 16",
+            ),
             (
                 "{otel: {endpoint: 'https://c'}, pools: [{name: a, models: [], endpoints: ['[::1]:1']}]}",
                 "otel.endpoint: \"https://c\" is not http://",

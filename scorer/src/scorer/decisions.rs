@@ -89,10 +89,12 @@ impl Decisions {
         });
     }
 
-    /// Those after a number, and for a while more will be kept.
+    /// Those after a number, and for a while more will be kept. A number that is still to come is from before a restart.
     pub(super) fn look(&self, after: u64, now: Instant) -> Vec<Decision> {
         self.watched_until.store((now + WATCHED).nanos(), Ordering::Relaxed);
-        self.kept().iter().filter(|decision| decision.number > after).cloned().collect()
+        let kept = self.kept();
+        let is_known = kept.back().is_some_and(|last| after <= last.number);
+        kept.iter().filter(|decision| !is_known || decision.number > after).cloned().collect()
     }
 
     fn kept(&self) -> MutexGuard<'_, VecDeque<Decision>> {
@@ -121,6 +123,7 @@ mod tests {
         let kept = decisions.look(0, at(20_000));
         assert_eq!((kept.len(), kept[63].number), (64, 201), "bounded");
         assert_eq!(decisions.look(199, at(20_000)).len(), 2);
+        assert_eq!(decisions.look(999, at(20_000)).len(), 64, "asked by a page from before a restart");
         assert!(decisions.wants(at(29_000)) && !decisions.wants(at(31_000)), "nobody looks any more");
     }
 }

@@ -38,7 +38,7 @@ impl Precise {
 /// Checks all of them: each is of a pool that there is.
 pub(super) fn check(config: &Config) -> Result<(), Invalid> {
     for (name, precise) in &config.precise {
-        let at = format!("precise[{name:?}]");
+        let at = format!("precise.{name}");
         if config.endpoints_of(name).is_none() {
             return Err(Invalid::new(at, "no pool has that name"));
         }
@@ -52,7 +52,7 @@ pub(super) fn readers(config: &Config) -> anyhow::Result<BTreeMap<String, Reader
     let mut readers = BTreeMap::new();
     for (name, precise) in &config.precise {
         if let Some(tokens) = &precise.tokens {
-            let reader = Reader::new(tokens).with_context(|| format!("precise[{name:?}].tokens"))?;
+            let reader = Reader::new(tokens).with_context(|| format!("precise.{name}.tokens"))?;
             readers.insert(name.clone(), reader);
         }
     }
