@@ -104,7 +104,7 @@ fn blocks_behind_one_that_nobody_told_of_are_let_go_and_counted() {
         tokens: vec![1; 5],
         ..match stored(&ids, 0) {
             Event::Stored(stored) => stored,
-            _ => unreachable!(),
+            other => panic!("{other:?}"),
         }
     });
     say(&mut engine, vec![root]);
@@ -116,7 +116,7 @@ fn adapters_salts_and_other_keys_match_only_their_own() {
     let mut engine = engine(100);
     let ids = ids(0, 3);
     let with = |adapter, keys: Vec<Option<u64>>, name: u64| {
-        let Event::Stored(stored) = stored(&ids, 0) else { unreachable!() };
+        let Event::Stored(stored) = stored(&ids, 0) else { panic!("stored") };
         let blocks = stored.blocks.iter().map(|block| block ^ name).collect();
         Event::Stored(Stored { adapter, keys, blocks, ..stored })
     };
@@ -162,7 +162,7 @@ fn layers_that_see_a_window_only_say_nothing_of_a_prefix() {
     let mut engine = engine(100);
     let ids = ids(0, 2);
     let of = |group, whole| {
-        let Event::Stored(stored) = stored(&ids, 0) else { unreachable!() };
+        let Event::Stored(stored) = stored(&ids, 0) else { panic!("stored") };
         Event::Stored(Stored { group, whole, ..stored })
     };
     let gone = |group| Event::Removed { blocks: names(&ids), tier: Tier::Device, group };

@@ -138,7 +138,7 @@ mod tests {
     }
 
     fn ask(prompt_tokens: u32) -> Ask<'static> {
-        Ask { blocks: &[], demand: Demand { prompt_tokens, stream: true, ..Demand::default() } }
+        Ask { demand: Demand { prompt_tokens, stream: true, ..Demand::default() }, ..Ask::default() }
     }
 
     fn says(pool: &mut Pool, endpoint: usize, waiting: Option<u32>, kv_usage: Option<f64>) {
