@@ -236,7 +236,8 @@ fn message(options: &Drive, nth: u64) -> Vec<u8> {
         }
         None => Vec::new(),
     };
-    let ask = Reserve { events, ..Reserve::of("bench", lease, &Ask { blocks: &blocks, demand }) };
+    let ask =
+        Reserve { events, ..Reserve::of("bench", lease, &Ask { blocks: &blocks, demand, prompt: None }) };
     let body = serde_json::to_string(&ask).unwrap_or_default();
     let path = wire::RESERVE_PATH;
     format!("POST {path} HTTP/1.1\r\nhost: scorer\r\ncontent-length: {}\r\n\r\n{body}", body.len())

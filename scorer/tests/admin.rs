@@ -39,7 +39,7 @@ fn pools() -> Value {
 
 fn ask(pool: &str, lease: u64) -> Reserve {
     let demand = Demand { prompt_tokens: 700, prompt_units: 2, stream: true, ..Demand::default() };
-    Reserve::of(pool, lease, &Ask { blocks: &[1, 2], demand })
+    Reserve::of(pool, lease, &Ask { blocks: &[1, 2], demand, prompt: None })
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -156,6 +156,10 @@ impl Stream for Dialogue {
             if let Some(answer) = ready.pop_front() {
                 return Poll::Ready(Some(Ok(answer)));
             }
+            ready!(exchange.poll(context, ready));
+            if !ready.is_empty() {
+                continue;
+            }
             match ready!(Pin::new(&mut *inbound).poll_next(context)) {
                 Some(Ok(asked)) => {
                     if let Err(status) = exchange.hear(asked, ready) {
