@@ -79,7 +79,7 @@ impl Picker {
         &self,
         wish: &Wish<'_>,
         headers: &mut Headers,
-    ) -> Result<Option<Chosen>, ProcessingResponse> {
+    ) -> Result<Option<Chosen>, Box<ProcessingResponse>> {
         let pool = match (
             self.pool_of(wish.pool, wish.facts),
             wish.facts.and_then(|facts| facts.model.as_deref()),
@@ -87,7 +87,7 @@ impl Picker {
             (Some(pool), _) => pool,
             (None, Some(model)) => {
                 let why = format!("no pool serves the model {model:?}");
-                return Err(message::refused(&Refusal::new(wish.dialect, 404, why)));
+                return Err(Box::new(message::refused(&Refusal::new(wish.dialect, 404, why))));
             }
             (None, None) => return Ok(None),
         };
@@ -100,9 +100,11 @@ impl Picker {
             _ => self.reserve(&ask, wish.tokens, wish.hint),
         };
         let reserved = match reserved {
-            Ok(Reserved { shut: Some(shut), .. }) => return Err(self.refuse(&pool, &facts, &shut.into())),
+            Ok(Reserved { shut: Some(shut), .. }) => {
+                return Err(Box::new(self.refuse(&pool, &facts, &shut.into())));
+            }
             Ok(reserved) => reserved,
-            Err(_) => return Err(self.refuse(&pool, &facts, &NOBODY)),
+            Err(_) => return Err(Box::new(self.refuse(&pool, &facts, &NOBODY))),
         };
         let list = reserved.endpoints.join(",");
         headers.set(wire::DESTINATION, &list);

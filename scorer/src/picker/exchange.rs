@@ -1,27 +1,19 @@
 //! One request, from its headers to the end of its answer.
 //!
-//! How much of it comes here, and when Envoy waits for an answer, the gateway's `processing_mode` says:
-//!
-//! | request body | the choice is made | by |
-//! |---|---|---|
-//! | `FULL_DUPLEX_STREAMED` | when the body is complete, or its trailers have come; nothing is answered before | all of it |
-//! | `BUFFERED` | with the body, which comes whole | all of it |
-//! | `STREAMED`, with `send_body_without_waiting_for_header_response` | when the body is complete | all of it |
-//! | `STREAMED` without that, `NONE`, a `BUFFERED_PARTIAL` that is not whole | at the headers | the load alone: Envoy takes no headers later |
-//!
-//! A gateway that does not say is one that knows but the first: the protocol demands it.
+//! How much of it comes here, and when Envoy waits for an answer, its configuration says ([`Modes`]).
 
 use super::Picker;
 use super::answer::Answer;
 use super::choose::{Chosen, Wish};
 use super::hint::Subset;
 use super::message::{self, Headers};
+use super::modes::Modes;
 use crate::tokens::Unread;
 use envoy_types::pb::envoy::config::core::v3::Metadata;
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Asked;
 use envoy_types::pb::envoy::service::ext_proc::v3::{
-    CommonResponse, HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse, ProtocolConfiguration,
+    CommonResponse, HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
 };
 use envoy_types::pb::google::protobuf::Struct;
 use std::borrow::Cow;
@@ -54,15 +46,6 @@ pub(super) struct Exchange {
 
 /// A body on its way to tokens.
 type Tokens = dyn Future<Output = Result<kv::Tokens, Unread>> + Send;
-
-/// How bodies come.
-#[derive(Clone, Copy, Debug)]
-struct Modes {
-    request: BodySendMode,
-    response: BodySendMode,
-    /// A streamed body comes before its headers were answered.
-    ahead: bool,
-}
 
 enum Phase {
     /// Nothing has come.
@@ -97,30 +80,13 @@ struct Complete {
     trailers: bool,
 }
 
-impl Modes {
-    fn of(config: &ProtocolConfiguration) -> Self {
-        let ahead = config.send_body_without_waiting_for_header_response;
-        Self { request: config.request_body_mode(), response: config.response_body_mode(), ahead }
-    }
-
-    /// Whether a choice can wait for the body.
-    fn can_wait(self) -> bool {
-        match self.request {
-            BodySendMode::FullDuplexStreamed | BodySendMode::Buffered | BodySendMode::BufferedPartial => true,
-            BodySendMode::Streamed => self.ahead,
-            _ => false,
-        }
-    }
-}
-
 impl Exchange {
     pub(super) fn new(picker: Arc<Picker>, pool: Option<&str>) -> Self {
-        let mode = BodySendMode::FullDuplexStreamed;
         Self {
             answer: Answer::new(Arc::clone(&picker)),
             picker,
             pool: pool.map(str::to_owned),
-            modes: Modes { request: mode, response: mode, ahead: false },
+            modes: Modes::default(),
             phase: Phase::Fresh,
             waits: None,
         }
@@ -208,7 +174,7 @@ impl Exchange {
         };
         match decide(&self.picker, &mut self.answer, &wish, &mut headers) {
             Ok(metadata) => out.push_back(with(message::request_headers(headers.of_request()), metadata)),
-            Err(refused) => out.push_back(refused),
+            Err(refused) => out.push_back(*refused),
         }
     }
 
@@ -300,7 +266,7 @@ impl Exchange {
         };
         let metadata = match decide(&self.picker, &mut self.answer, &wish, &mut headers) {
             Ok(metadata) => metadata,
-            Err(refused) => return out.push_back(refused),
+            Err(refused) => return out.push_back(*refused),
         };
         self.answer.estimated = model.filter(|model| self.picker.wants(model)).map(|model| (model, size));
         match self.modes.request {
@@ -343,7 +309,7 @@ impl Exchange {
         };
         match decide(&self.picker, &mut self.answer, &wish, &mut headers) {
             Ok(metadata) => out.push_back(with(message::request_body(headers.of_request()), metadata)),
-            Err(refused) => out.push_back(refused),
+            Err(refused) => out.push_back(*refused),
         }
     }
 }
@@ -354,7 +320,7 @@ fn decide(
     answer: &mut Answer,
     wish: &Wish<'_>,
     headers: &mut Headers,
-) -> Result<Option<Struct>, ProcessingResponse> {
+) -> Result<Option<Struct>, Box<ProcessingResponse>> {
     let chosen = picker.choose(wish, headers)?;
     Ok(chosen.map(|Chosen { lease, metadata }| {
         answer.awaits(lease);

@@ -19,6 +19,7 @@ mod exchange;
 mod hint;
 mod lease;
 mod message;
+mod modes;
 #[cfg(test)]
 mod tests;
 
