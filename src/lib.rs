@@ -7,6 +7,7 @@
 //! | [`rewrite`] | which model serves a request in the place of the one it names, and how neither side notices |
 //! | [`response`] | what an answer used, when its first token came, how it ended |
 //! | [`pool`] | who is loaded with what, who holds which prefix, who gets the next request |
+//! | [`replicas`] | what scorers that share pools tell each other, and when one that has joined may be asked |
 //! | [`signals`] | what an engine says of itself |
 //! | [`breaker`] | which endpoints may be sent to, by how their answers went |
 //! | [`limit`] | whether a request may be admitted, and what it is charged |
@@ -27,6 +28,7 @@ pub mod policy;
 pub mod pool;
 pub mod queue;
 pub mod random;
+pub mod replicas;
 pub mod request;
 pub mod response;
 pub mod rewrite;

@@ -14,22 +14,28 @@
 mod choice;
 mod circuits;
 mod config;
+mod ended;
 mod groups;
 mod index;
 mod leases;
+mod message;
 mod pace;
 mod pools;
 mod seeded;
+mod shared;
 mod signals;
 mod why;
 
 pub use config::Config;
 pub use groups::{Spill, Spilled};
 pub use index::Index;
+pub use leases::Outstanding;
+pub use message::Message;
 pub use pools::{Pools, Spec};
 pub use signals::{Adapters, Answered, Report, Said};
 pub use why::{Considered, Why};
 
+use ended::Ended;
 use leases::Lease;
 use pace::Pace;
 use signals::Heard;
@@ -86,8 +92,10 @@ pub struct Pool {
     /// Leases whose first token nobody will see, by the time at which it should have come.
     unseen: BTreeSet<(Instant, LeaseId)>,
     pace: Pace,
-    /// Leases that ended before they began, newest first: messages can overtake each other.
-    ended_early: VecDeque<LeaseId>,
+    /// Those that ended before they began: messages can overtake each other.
+    ended_early: Ended,
+    /// All that ended.
+    ended: Ended,
     policy: Policy,
     random: Random,
     lease: Duration,
@@ -169,7 +177,8 @@ impl Pool {
             due: BTreeSet::new(),
             unseen: BTreeSet::new(),
             pace: Pace::new(config.prefill_tokens_per_s.get()),
-            ended_early: VecDeque::new(),
+            ended_early: Ended::new(seed),
+            ended: Ended::new(seed),
             policy: Policy::read(&config.policy).map_err(|invalid| invalid.within("policy"))?,
             random: Random::new(seed),
             lease: Duration::from_millis(config.lease_ms.get()),

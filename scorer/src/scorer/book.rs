@@ -1,16 +1,17 @@
 //! The book: pools behind a lock, and what each call does to them.
 
 use super::metrics::Metrics;
+use super::replicas::Link;
 use super::shares::Shares;
 use super::{Config, Refused, Scraped};
 use crate::clock::{self, Clock};
 use serde::Serialize;
 use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir::breaker::{Moved, Standing};
 use weir::instant::Instant;
-use weir::pool::{Load, Pools, Report, Said};
+use weir::pool::{Load, Message, Pools, Report, Said};
 use weir::wire::{Event, Reserve, Reserved};
 
 /// A running scorer.
@@ -21,6 +22,8 @@ pub struct Scorer {
     clock: Clock,
     /// Limits that proxies share.
     pub(super) shares: Shares,
+    /// To other scorers, where there are some.
+    link: Option<Arc<Link>>,
 }
 
 /// What is known of one pool.
@@ -58,7 +61,23 @@ impl Scorer {
         let metrics = Metrics::new(pools.iter().map(|(name, _)| name))?;
         let clock = Clock::start();
         let shares = Shares::new(config.store.as_ref(), clock.now())?;
-        Ok(Self { pools: Mutex::new(pools), metrics, clock, shares })
+        let link = Link::new(config, clock.now()).map_err(|invalid| invalid.within("store"))?;
+        Ok(Self { pools: Mutex::new(pools), metrics, clock, shares, link: link.map(Arc::new) })
+    }
+
+    /// What leads to the other scorers.
+    pub(super) fn link(&self) -> Option<Arc<Link>> {
+        self.link.clone()
+    }
+
+    /// Whether it knows what the other scorers know.
+    pub fn is_ready(&self) -> bool {
+        self.link.as_ref().is_none_or(|link| link.is_ready(self.clock.now()))
+    }
+
+    /// Acts on the book, for the link to other scorers.
+    pub(super) fn with_pools<T>(&self, act: impl FnOnce(&mut Pools, Instant) -> T) -> T {
+        act(&mut self.pools(), self.clock.now())
     }
 
     /// A thread that died while it held the lock left the book whole: the core does not panic half way.
@@ -79,6 +98,13 @@ impl Scorer {
             self.metrics.shut(name);
             return Ok(Reserved { shut: Some(shut.into()), ..Reserved::default() });
         };
+        if let (Some(link), Some(first)) = (&self.link, choice.order.first()) {
+            let mut booked = Message::booked(place as u16, ask.lease, first, &ask.ask(), choice.probe);
+            if let Message::Booked { prefill, .. } = &mut booked {
+                prefill.clone_from(&choice.prefill);
+            }
+            link.tell(booked);
+        }
         let why = ask.explain.then(|| serde_json::to_value(pool.why(&choice, now)).unwrap_or_default());
         self.metrics.reserved(name);
         Ok(Reserved {
@@ -105,25 +131,20 @@ impl Scorer {
         for event in events {
             let (Event::FirstToken { pool, .. } | Event::Attempted { pool, .. } | Event::End { pool, .. }) =
                 event;
-            let Some((name, pool)) = pools.of_name(pool).and_then(|place| pools.get(place)) else { continue };
-            match event {
-                Event::FirstToken { lease, served, .. } => pool.first_token(*lease, Some(served), now),
-                Event::Attempted { lease, endpoint, outcome, .. } => {
-                    match pool.attempted(*lease, endpoint, outcome, now) {
-                        Some(Moved::Out) => {
-                            self.metrics.tripped(name);
-                            log::warn!("pool {name:?}: {endpoint} is out: {}", outcome.write());
-                        }
-                        Some(Moved::Back) => log::info!("pool {name:?}: {endpoint} is back"),
-                        None => {}
-                    }
+            let Some(place) = pools.of_name(pool) else { continue };
+            let message = event.message(place as u16);
+            match (pools.hear(&message, now), event) {
+                (Some(Moved::Out), Event::Attempted { pool, endpoint, outcome, .. }) => {
+                    self.metrics.tripped(pool);
+                    log::warn!("pool {pool:?}: {endpoint} is out: {}", outcome.write());
                 }
-                Event::End { lease, answered, .. } => {
-                    if let Some(answered) = answered {
-                        pool.answered(*lease, answered, now);
-                    }
-                    pool.end(*lease);
+                (Some(Moved::Back), Event::Attempted { pool, endpoint, .. }) => {
+                    log::info!("pool {pool:?}: {endpoint} is back");
                 }
+                _ => {}
+            }
+            if let Some(link) = &self.link {
+                link.tell(message);
             }
         }
     }
@@ -186,6 +207,9 @@ impl Scorer {
     /// Everything counted, as Prometheus reads it.
     pub fn metrics(&self) -> anyhow::Result<String> {
         self.metrics.shares(self.shares.keys(), self.shares.store_up());
+        if let Some(link) = &self.link {
+            link.count(&self.metrics.replicas, self.clock.now());
+        }
         Ok(self.metrics.text(&self.loads())?)
     }
 

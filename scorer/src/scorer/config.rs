@@ -1,6 +1,6 @@
 //! The scorer's configuration: where it listens, its pools, how they choose.
 
-use super::{Signals, StoreConfig};
+use super::{ReplicasConfig, Signals, StoreConfig};
 use crate::document;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -26,6 +26,9 @@ pub struct Config {
     /// Where limits that proxies share are kept; without this, in memory.
     #[serde(default)]
     pub store: Option<StoreConfig>,
+    /// How load and prefixes are shared with other scorers, over the store; without this they are not.
+    #[serde(default)]
+    pub replicas: Option<ReplicasConfig>,
 }
 
 fn loopback() -> SocketAddr {
@@ -44,6 +47,12 @@ impl Config {
         config.pools(0)?;
         if let Some(store) = &config.store {
             store.client().map_err(|invalid| invalid.within("store"))?;
+        }
+        if let Some(replicas) = &config.replicas {
+            replicas.check().map_err(|invalid| invalid.within("replicas"))?;
+            if config.store.is_none() {
+                return Err(Invalid::new("replicas", "over which store? `store.url` names it"));
+            }
         }
         if let Some(signals) = &config.signals {
             signals.check().map_err(|invalid| invalid.within("signals"))?;
@@ -80,6 +89,18 @@ mod tests {
             (
                 "{pools: [{name: a, models: [], endpoints: ['[::1]:1']}], store: {url: 'x:secret'}}",
                 "store.url: redis://[",
+            ),
+            (
+                "{pools: [{name: a, models: [], endpoints: ['[::1]:1']}], replicas: {}}",
+                "replicas: over which store?",
+            ),
+            (
+                "{pools: [{name: a, models: [], endpoints: ['[::1]:1']}], store: {url: 'redis://h:1'}, replicas: {group: 'a b'}}",
+                "replicas.group: 1 to 64",
+            ),
+            (
+                "{pools: [{name: a, models: [], endpoints: ['[::1]:1']}], store: {url: 'redis://h:1'}, replicas: {flush: 1}}",
+                "replicas.flush: unknown field",
             ),
             ("{pools: [{nam: a}]}", "pools[0].nam: unknown field `nam`"),
             ("{listen: x, pools: []}", "listen: invalid socket address"),

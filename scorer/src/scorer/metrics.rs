@@ -4,6 +4,7 @@
 //! away again, the endpoints, is not kept here: each reading makes those gauges anew from the book, and an
 //! endpoint that left is simply not among them.
 
+use super::replicas::Gauges;
 use super::{PoolLoad, Refused, Scraped};
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
@@ -28,6 +29,7 @@ pub(super) struct Metrics {
     scrapes: IntCounterVec,
     shared_keys: IntGauge,
     store_up: IntGauge,
+    pub(super) replicas: Gauges,
 }
 
 impl Metrics {
@@ -68,6 +70,7 @@ impl Metrics {
             "1 while the store of shared limits answers, or there is none.",
         )?;
         let (shared_keys, store_up) = (registered(&registry, shared_keys)?, registered(&registry, store_up)?);
+        let replicas = Gauges::new(&registry)?;
         for pool in pools {
             reservations.with_label_values(&[pool]);
             for counter in [&expired, &trips, &shut] {
@@ -88,6 +91,7 @@ impl Metrics {
             scrapes,
             shared_keys,
             store_up,
+            replicas,
         })
     }
 

@@ -6,6 +6,8 @@
 //!
 //! Limits that gateways share are kept here too, in memory or in a store that several scorers share (`shares.rs`).
 //!
+//! Several scorers keep each other's books over that store (`replicas/`).
+//!
 //! Of the pools nothing is stored. After a restart the book is empty, every endpoint looks idle, and leases from before are
 //! unknown and ignored; what was believed comes back with the traffic. A lease of which nobody reports the end
 //! ends by itself.
@@ -13,6 +15,7 @@
 mod book;
 mod config;
 mod metrics;
+mod replicas;
 mod routes;
 mod scrape;
 mod shares;
@@ -21,6 +24,7 @@ mod watch;
 
 pub use book::{PoolLoad, Scorer};
 pub use config::Config;
+pub use replicas::Config as ReplicasConfig;
 pub use routes::Refused;
 pub use scrape::scrape;
 pub use store::Config as StoreConfig;
@@ -54,6 +58,9 @@ pub fn run(file: &Path, listen: Option<SocketAddr>) -> anyhow::Result<()> {
             TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
         let scorer = Arc::new(Scorer::new(&config)?);
         let stop = told_to_stop()?;
+        if let Some(link) = scorer.link() {
+            replicas::follow(link, &scorer);
+        }
         if let Some(signals) = config.signals.clone() {
             tokio::spawn(scrape(Arc::clone(&scorer), signals));
         }

@@ -31,6 +31,8 @@ pub enum Refused {
     NoEndpoint(String),
     /// The store of shared limits cannot be reached.
     NoStore,
+    /// This scorer does not know yet what the others know.
+    Joining,
     /// The body is not what is expected; where, and why.
     Unreadable(String),
     /// The body is too large.
@@ -39,15 +41,17 @@ pub enum Refused {
 
 impl Refused {
     /// All reasons, as metrics name them.
-    pub const REASONS: [&str; 5] = ["unknown_pool", "no_endpoint", "no_store", "unreadable", "too_large"];
+    pub const REASONS: [&str; 6] =
+        ["unknown_pool", "no_endpoint", "no_store", "joining", "unreadable", "too_large"];
 
     /// The reason, as metrics name it.
     pub fn reason(&self) -> &'static str {
-        let [unknown_pool, no_endpoint, no_store, unreadable, too_large] = Self::REASONS;
+        let [unknown_pool, no_endpoint, no_store, joining, unreadable, too_large] = Self::REASONS;
         match self {
             Self::UnknownPool(_) => unknown_pool,
             Self::NoEndpoint(_) => no_endpoint,
             Self::NoStore => no_store,
+            Self::Joining => joining,
             Self::Unreadable(_) => unreadable,
             Self::TooLarge => too_large,
         }
@@ -56,18 +60,25 @@ impl Refused {
 
 impl IntoResponse for Refused {
     fn into_response(self) -> Response {
+        let is_joining = self == Self::Joining;
         let (status, why) = match self {
             Self::UnknownPool(name) => (StatusCode::NOT_FOUND, format!("no pool is named {name:?}")),
             Self::NoEndpoint(name) => {
                 (StatusCode::SERVICE_UNAVAILABLE, format!("pool {name:?} has no endpoint"))
             }
             Self::NoStore => (StatusCode::SERVICE_UNAVAILABLE, "the store of shared limits fails".into()),
+            Self::Joining => {
+                (StatusCode::SERVICE_UNAVAILABLE, "what the others know is not known yet".into())
+            }
             Self::Unreadable(why) => (StatusCode::BAD_REQUEST, why),
             Self::TooLarge => {
                 (StatusCode::PAYLOAD_TOO_LARGE, format!("the body is larger than {MOST_BYTES} bytes"))
             }
         };
         let mut response = (status, Json(json!({ "error": why }))).into_response();
+        if is_joining {
+            response.headers_mut().insert(wire::SCORER, HeaderValue::from_static(wire::JOINING));
+        }
         if status == StatusCode::SERVICE_UNAVAILABLE {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
@@ -84,13 +95,14 @@ pub(super) fn router(scorer: Arc<Scorer>) -> Router {
         .route("/v1/loads", get(loads))
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| async { "ok" }))
+        .route("/readyz", get(ready))
         .layer(DefaultBodyLimit::max(MOST_BYTES))
         .layer(map_response(sign))
         .with_state(scorer)
 }
 
 async fn sign(mut response: Response) -> Response {
-    response.headers_mut().insert(wire::SCORER, HeaderValue::from_static("1"));
+    response.headers_mut().entry(wire::SCORER).or_insert(HeaderValue::from_static("1"));
     response
 }
 
@@ -106,7 +118,10 @@ fn read<T: DeserializeOwned>(body: Body) -> Result<T, Refused> {
 
 async fn reserve(State(scorer): State<Arc<Scorer>>, body: Body) -> Response {
     let start = scorer.now();
-    let reserved = read(body).and_then(|ask| scorer.reserve(&ask));
+    let reserved = match scorer.is_ready() {
+        true => read(body).and_then(|ask| scorer.reserve(&ask)),
+        false => Err(Refused::Joining),
+    };
     scorer.took(scorer.now().since(start));
     match reserved {
         Ok(reserved) => Json(reserved).into_response(),
@@ -142,6 +157,14 @@ fn refuse(scorer: &Scorer, refused: Refused) -> Response {
 
 async fn loads(State(scorer): State<Arc<Scorer>>) -> Response {
     Json(json!({ "pools": scorer.loads() })).into_response()
+}
+
+/// Whether it knows what other scorers know: Envoy asks before it sends anything here.
+async fn ready(State(scorer): State<Arc<Scorer>>) -> Response {
+    match scorer.is_ready() {
+        true => "ready".into_response(),
+        false => (StatusCode::SERVICE_UNAVAILABLE, "joining").into_response(),
+    }
 }
 
 async fn metrics(State(scorer): State<Arc<Scorer>>) -> Response {

@@ -1,0 +1,79 @@
+//! What travels between scorers: messages of one of them, in order, with the names of the pools that they are about.
+
+use super::ReplicaId;
+use crate::pool::Message;
+
+/// The format's number: who does not know it lets a frame go.
+const FORMAT: u8 = 1;
+
+/// Messages of one scorer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Frame {
+    /// Whose they are.
+    pub from: ReplicaId,
+    /// What they are.
+    pub kind: Kind,
+    /// The names of the pools, by the places that the messages have.
+    pub names: Vec<String>,
+    /// The messages.
+    pub messages: Vec<Message>,
+}
+
+/// What a frame's messages are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// It has joined, or hears again after it did not.
+    Hello {
+        /// It knows nothing yet.
+        all: bool,
+    },
+    /// What happened.
+    News,
+    /// All leases that it booked and that are out.
+    Whole,
+    /// The last part of what one who knew nothing is told.
+    Everything,
+}
+
+impl Kind {
+    const ALL: [Self; 5] =
+        [Self::Hello { all: false }, Self::Hello { all: true }, Self::News, Self::Whole, Self::Everything];
+}
+
+impl Frame {
+    /// As bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let kind = Kind::ALL.iter().position(|kind| *kind == self.kind).unwrap_or_default();
+        let mut bytes = vec![FORMAT, kind as u8];
+        bytes.extend(self.from.to_le_bytes());
+        let mut add = |piece: &[u8]| {
+            bytes.extend(u32::try_from(piece.len()).unwrap_or(0).to_le_bytes());
+            bytes.extend(piece);
+        };
+        add(&u32::try_from(self.names.len()).unwrap_or(0).to_le_bytes());
+        self.names.iter().for_each(|name| add(name.as_bytes()));
+        self.messages.iter().for_each(|message| add(&message.encode()));
+        bytes
+    }
+
+    /// Reads what [`Frame::encode`] wrote; a message that makes no sense is left out.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let ([FORMAT, kind], rest) = bytes.split_first_chunk()? else { return None };
+        let kind = *Kind::ALL.get(usize::from(*kind))?;
+        let (from, mut rest) = rest.split_first_chunk()?;
+        let mut piece = || {
+            let (length, after) = rest.split_first_chunk()?;
+            let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
+            let (piece, after) = after.split_at_checked(length)?;
+            rest = after;
+            Some(piece)
+        };
+        let number = u32::from_le_bytes(piece()?.try_into().ok()?);
+        let mut names = Vec::new();
+        for _ in 0..number {
+            names.push(String::from_utf8(piece()?.to_vec()).ok()?);
+        }
+        let messages = std::iter::from_fn(piece).filter_map(Message::decode).collect();
+        Some(Self { from: ReplicaId::from_le_bytes(*from), kind, names, messages })
+    }
+}
