@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tempfile::TempDir;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 use weir_engine::Config;
 
 const SOON: Duration = Duration::from_secs(20);
@@ -395,6 +395,13 @@ async fn one_scorer_that_dies_or_hangs_costs_no_request_and_without_both_open_se
                 refused.is_empty() && chosen_by(&gateways, &ids).await.contains_key("scorer")
             };
             wait_until("scorers are asked again", SOON, back).await.unwrap();
+            // Each worker that lost one has found it again.
+            let found = async || {
+                let said = |gateway: &Gateway, what| lines(&gateway.envoy_log(), what);
+                let all = |g: &Gateway| said(g, "choosing without scorer") == said(g, " answers again");
+                gateways.iter().all(all)
+            };
+            wait_until("both are up for all", SOON, found).await.unwrap();
         }
         let settled = async || {
             let (_, ids, _) = send(&gateways, 16, "settled").await;

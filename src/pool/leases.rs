@@ -24,7 +24,7 @@ pub struct Outstanding {
     pub left: Duration,
     /// It tries whether its endpoint serves again.
     pub probe: bool,
-    /// Who booked it, where that was another than who tells; it is not told.
+    /// Who booked it, where that was another than who tells; not 0.
     pub owner: Option<u64>,
 }
 

@@ -163,7 +163,7 @@ impl Message {
                 bytes.extend(serde_json::to_vec(report).unwrap_or_default());
             }
             Self::Outstanding { pool, endpoint, lease } => {
-                let Outstanding { id, prompt_tokens, queued_tokens, left, probe, owner: _ } = *lease;
+                let Outstanding { id, prompt_tokens, queued_tokens, left, probe, owner } = *lease;
                 bytes.push(8);
                 bytes.extend(pool.to_le_bytes());
                 bytes.extend(id.to_le_bytes());
@@ -171,6 +171,7 @@ impl Message {
                 let millis = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
                 bytes.extend(millis.to_le_bytes());
                 bytes.push(u8::from(probe));
+                bytes.extend(owner.unwrap_or(0).to_le_bytes());
                 text(&mut bytes, endpoint);
             }
         }
@@ -238,7 +239,7 @@ impl Message {
                     queued_tokens: u32::from_le_bytes(rest.take()?),
                     left: Duration::from_millis(u64::from_le_bytes(rest.take()?)),
                     probe: rest.take()? == [1],
-                    owner: None,
+                    owner: Some(u64::from_le_bytes(rest.take()?)).filter(|owner| *owner != 0),
                 };
                 Self::Outstanding { pool, endpoint: rest.text()?, lease }
             }
@@ -374,7 +375,7 @@ mod tests {
                     queued_tokens: 0,
                     left: Duration::from_millis(250),
                     probe: true,
-                    owner: None,
+                    owner: Some(7),
                 },
             },
             Message::FirstToken { pool: 3, lease: u64::MAX, served: endpoint },

@@ -24,8 +24,8 @@ pub struct Frame {
 pub enum Kind {
     /// It has joined, or hears again after it did not.
     Hello {
-        /// It knows nothing yet.
-        all: bool,
+        /// Whom it asks for everything, if it knows nothing yet and knows whom to ask.
+        asks: Option<ReplicaId>,
     },
     /// What happened.
     News,
@@ -36,16 +36,33 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 5] =
-        [Self::Hello { all: false }, Self::Hello { all: true }, Self::News, Self::Whole, Self::Everything];
+    /// As a number, and who is asked.
+    fn write(self) -> (u8, ReplicaId) {
+        match self {
+            Self::Hello { asks } => (0, asks.unwrap_or(0)),
+            Self::News => (1, 0),
+            Self::Whole => (2, 0),
+            Self::Everything => (3, 0),
+        }
+    }
+
+    fn read(kind: u8, asks: ReplicaId) -> Option<Self> {
+        Some(match kind {
+            0 => Self::Hello { asks: Some(asks).filter(|asks| *asks != 0) },
+            1 => Self::News,
+            2 => Self::Whole,
+            3 => Self::Everything,
+            _ => return None,
+        })
+    }
 }
 
 impl Frame {
     /// As bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let kind = Kind::ALL.iter().position(|kind| *kind == self.kind).unwrap_or_default();
-        let mut bytes = vec![FORMAT, kind as u8];
-        bytes.extend(self.from.to_le_bytes());
+        let (kind, asks) = self.kind.write();
+        let mut bytes = vec![FORMAT, kind];
+        [self.from, asks].iter().for_each(|id| bytes.extend(id.to_le_bytes()));
         let mut add = |piece: &[u8]| {
             bytes.extend(u32::try_from(piece.len()).unwrap_or(0).to_le_bytes());
             bytes.extend(piece);
@@ -59,8 +76,9 @@ impl Frame {
     /// Reads what [`Frame::encode`] wrote; a message that makes no sense is left out.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let ([FORMAT, kind], rest) = bytes.split_first_chunk()? else { return None };
-        let kind = *Kind::ALL.get(usize::from(*kind))?;
-        let (from, mut rest) = rest.split_first_chunk()?;
+        let (from, rest) = rest.split_first_chunk()?;
+        let (asks, mut rest) = rest.split_first_chunk()?;
+        let kind = Kind::read(*kind, ReplicaId::from_le_bytes(*asks))?;
         let mut piece = || {
             let (length, after) = rest.split_first_chunk()?;
             let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;

@@ -8,8 +8,8 @@
 //! ([`Kind::Whole`]); a lease of its that it no longer names is over, one that nobody knew is booked, and one that is known here to
 //! have ended is ended there by saying so again. Nothing is corrected by counting: a lease has a name.
 //!
-//! One that joins says so. Everybody answers with its leases, and one of them with the prefixes and with who is out; until then,
-//! or until its patience ends, it had better not be asked ([`Replicas::is_ready`]).
+//! One that joins says so. Everybody answers with its leases, and the first that did is asked for the prefixes and for who is out;
+//! until then, or until its patience ends, it had better not be asked ([`Replicas::is_ready`]).
 //!
 //! Not a leader and no consensus: two that choose within the milliseconds that a message takes do not see each other, which costs a
 //! request in the second best place. `docs/replicas.md` says how that is avoided.
@@ -46,7 +46,9 @@ struct Joining {
     listed: bool,
     /// Those that have named their leases.
     heard: BTreeSet<ReplicaId>,
-    /// The prefixes have come.
+    /// The prefixes were asked for.
+    asked: bool,
+    /// They have come.
     told_all: bool,
     ready: bool,
 }
@@ -60,14 +62,17 @@ pub struct Heard {
     pub moved: Vec<(u16, String, Moved)>,
     /// One has joined: all say which leases they have.
     pub whole: bool,
-    /// One has joined that knows nothing yet, and this one is to tell it.
+    /// One that knows nothing yet asks this one for everything.
     pub newcomer: Option<ReplicaId>,
+    /// This one knows nothing yet, and is to ask that one for everything.
+    pub ask: Option<ReplicaId>,
 }
 
 impl Replicas {
     /// One that joins, and is ready at `until` whatever it has heard.
     pub fn join(own: ReplicaId, until: Instant) -> Self {
-        let joining = Joining { until, listed: false, heard: BTreeSet::new(), told_all: false, ready: false };
+        let (listed, asked, told_all, ready) = (false, false, false, false);
+        let joining = Joining { until, listed, heard: BTreeSet::new(), asked, told_all, ready };
         Self { own, others: BTreeSet::new(), joining }
     }
 
@@ -89,7 +94,7 @@ impl Replicas {
 
     /// Whether it may be asked: it knows what the others know, or has waited long enough.
     pub fn is_ready(&mut self, now: Instant) -> bool {
-        let Joining { until, listed, heard, told_all, ready } = &mut self.joining;
+        let Joining { until, listed, heard, told_all, ready, .. } = &mut self.joining;
         let knows = *listed && (self.others.is_empty() || (*told_all && self.others.is_subset(heard)));
         *ready |= knows || now >= *until;
         *ready
@@ -112,9 +117,15 @@ impl Replicas {
         frames
     }
 
-    /// A frame that says it is here; `all`: and knows nothing yet.
-    pub fn hello(&self, pools: &Pools, all: bool) -> Frame {
-        self.frame(Kind::Hello { all }, pools, Vec::new())
+    /// Whether it has to say again that it is here: somebody that was to answer may have died.
+    pub fn asks_again(&mut self, now: Instant) -> bool {
+        self.joining.asked = false;
+        !self.is_ready(now)
+    }
+
+    /// A frame that says it is here, and whom it asks for everything.
+    pub fn hello(&self, pools: &Pools, asks: Option<ReplicaId>) -> Frame {
+        self.frame(Kind::Hello { asks }, pools, Vec::new())
     }
 
     /// A frame of all leases that were booked here and are out.
@@ -123,9 +134,9 @@ impl Replicas {
         self.frame(Kind::Whole, pools, pools.outstanding(now).filter(own).collect())
     }
 
-    /// For one who knows nothing: prefixes, those used last coming last, then who is out.
+    /// For one who knows nothing: prefixes, those used last coming last; leases, also of those who died; who is out.
     pub fn everything(&self, pools: &Pools, now: Instant) -> Vec<Frame> {
-        let mut frames = self.news(pools, pools.prefixes());
+        let mut frames = self.news(pools, pools.prefixes().chain(pools.outstanding(now)));
         let out = pools.out().map(|message| match message {
             Message::Out { pool, endpoint, snapshot } => {
                 Message::Out { pool, endpoint, snapshot: snapshot.from_now(now) }
@@ -158,10 +169,9 @@ impl Replicas {
         };
         let messages = messages.into_iter().filter_map(here);
         match kind {
-            Kind::Hello { all } => {
-                heard.whole = true;
-                let first = self.others.iter().copied().chain([self.own]).filter(|id| *id != from).min();
-                heard.newcomer = Some(from).filter(|_| all && first == Some(self.own));
+            Kind::Hello { asks } => {
+                heard.whole = asks.is_none();
+                heard.newcomer = Some(from).filter(|_| asks == Some(self.own));
             }
             Kind::News | Kind::Everything => {
                 for message in messages {
@@ -171,6 +181,8 @@ impl Replicas {
             }
             Kind::Whole => {
                 self.joining.heard.insert(from);
+                let asks = !self.joining.told_all && !self.joining.ready;
+                heard.ask = Some(from).filter(|_| asks && !std::mem::replace(&mut self.joining.asked, true));
                 self.reconcile(pools, from, messages, now, &mut heard);
             }
         }
@@ -184,11 +196,22 @@ impl Replicas {
             }
             other => other,
         };
+        let known = match &message {
+            Message::Outstanding { pool, lease, .. } => {
+                pools.get(usize::from(*pool)).is_some_and(|(_, pool)| pool.is_out(lease.id))
+            }
+            _ => false,
+        };
         let moved = pools.hear(&message, now);
         match message {
             Message::Booked { pool, lease, .. } => {
                 if let Some((_, pool)) = pools.get(usize::from(pool)) {
                     pool.owned(lease, from);
+                }
+            }
+            Message::Outstanding { pool, lease, .. } if !known => {
+                if let Some((_, pool)) = pools.get(usize::from(pool)) {
+                    pool.owned(lease.id, lease.owner.unwrap_or(from));
                 }
             }
             Message::Attempted { pool, endpoint, .. } => {

@@ -90,7 +90,8 @@ fn frames_survive_the_way_and_nonsense_is_let_go() {
     let mut one = One::new(7, 2, 1);
     let booked = one.reserve(1, &ask(&[1, 2, 3]));
     for frame in [
-        one.replicas.hello(&one.pools, true),
+        one.replicas.hello(&one.pools, Some(3)),
+        one.replicas.hello(&one.pools, None),
         one.replicas.news(&one.pools, [booked]).remove(0),
         one.replicas.whole(&one.pools, NOW),
     ] {
@@ -178,17 +179,25 @@ fn the_leases_of_one_that_died_end_by_a_report_or_with_their_time() {
 fn one_that_joins_is_ready_when_all_have_told_it_or_its_patience_ends() {
     let prompt: Vec<u64> = (0..30).collect();
     let mut a = One::new(1, 4, 1);
-    let booked = a.reserve(1, &ask(&prompt));
-    drop(booked);
+    a.reserve(1, &ask(&prompt));
+    // One that died had booked another.
+    let mut dead = One::new(5, 4, 5);
+    let booked = dead.reserve(2, &ask(&[]));
+    a.hear(&dead.news(booked));
     let mut late = One::new(2, 4, 2);
     late.replicas = Replicas::join(2, NOW + Duration::from_secs(3));
     assert!(!late.replicas.is_ready(NOW), "it does not know who is there");
     late.replicas.list([1, 2]);
     assert!(!late.replicas.is_ready(NOW));
-    let heard = a.hear(&late.replicas.hello(&late.pools, true).encode());
-    assert!(heard.whole && heard.newcomer == Some(2));
-    late.hear(&a.whole());
+    let heard = a.hear(&late.replicas.hello(&late.pools, None).encode());
+    assert!(heard.whole && heard.newcomer.is_none());
+    assert_eq!(late.hear(&a.whole()).ask, Some(1));
+    assert!(late.hear(&a.whole()).ask.is_none(), "asked once");
     assert!(!late.replicas.is_ready(NOW), "the prefixes are missing");
+    assert!(late.replicas.asks_again(NOW), "who was asked may have died");
+    assert_eq!(late.hear(&a.whole()).ask, Some(1));
+    let heard = a.hear(&late.replicas.hello(&late.pools, Some(1)).encode());
+    assert!(!heard.whole && heard.newcomer == Some(2));
     for frame in a.replicas.everything(&a.pools, NOW) {
         late.hear(&frame.encode());
     }

@@ -121,8 +121,10 @@ impl Scorer {
     }
 
     /// Tells what has been noted, if there is anything and somebody to tell.
-    pub(crate) fn report(&mut self, host: &dyn Host) {
-        if self.events.is_empty() || self.telling.is_some() || !self.worth_trying(host.now()) {
+    /// `alone`: there is no other, and nobody minds whether it is back before there is something to tell.
+    pub(crate) fn report(&mut self, host: &dyn Host, alone: bool) {
+        let nothing = self.events.is_empty() && (self.up || alone);
+        if nothing || self.telling.is_some() || !self.worth_trying(host.now()) {
             return;
         }
         let telling: Vec<Event> = self.events.drain(..self.events.len().min(IN_A_REPORT)).collect();

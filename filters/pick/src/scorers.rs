@@ -120,7 +120,8 @@ impl Scorers {
         }
     }
 
-    /// Tells what has been noted; what a scorer that is away was to be told, another hears.
+    /// Tells what has been noted; what a scorer that is away was to be told, another hears. Whether one is back is found out here and
+    /// not by a request that needs it, since the one that is asked otherwise may have died meanwhile.
     pub(crate) fn report(&mut self, host: &dyn Host) {
         if let Some(up) = self.each.iter().position(Scorer::is_up) {
             let away = self.each.iter_mut().filter(|scorer| !scorer.is_up());
@@ -129,7 +130,8 @@ impl Scorers {
                 scorer.tell_again(untold);
             }
         }
-        self.each.iter_mut().for_each(|scorer| scorer.report(host));
+        let alone = self.each.len() == 1;
+        self.each.iter_mut().for_each(|scorer| scorer.report(host, alone));
     }
 
     /// A report has been answered, by a scorer or in its place.

@@ -810,12 +810,16 @@ fn a_pool_is_asked_for_at_one_scorer_and_at_another_while_that_one_is_away() {
     worker.reply(&mut trying, &[(":status", "503"), (wire::SCORER, wire::JOINING)], b"{}");
     assert_eq!(asked(&trying), other);
     worker.finish(trying);
+    // That it is ready is found out though nobody needs it.
+    worker.tick();
+    worker.calls().iter().for_each(|report| assert_eq!(report.cluster, other));
     worker.world().pass(Duration::from_secs(2));
-    let mut back = ask(&mut worker, 10);
-    assert_eq!(asked(&back), home);
-    worker.reply(&mut back, &SCORER_200, &reserved(&["10.0.0.1:1"]));
-    worker.finish(back);
-    assert_eq!(asked(&ask(&mut worker, 11)), home);
+    worker.tick();
+    let reports = worker.calls();
+    let report = reports.iter().find(|report| report.cluster == home).unwrap();
+    assert_eq!(report.body, b"[]");
+    worker.tell(report, &[(":status", "204"), (wire::SCORER, "1")], b"");
+    assert_eq!(asked(&ask(&mut worker, 10)), home);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{HeaderValue, StatusCode, header};
-use axum::middleware::map_response;
+use axum::middleware::map_response_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::de::DeserializeOwned;
@@ -60,7 +60,6 @@ impl Refused {
 
 impl IntoResponse for Refused {
     fn into_response(self) -> Response {
-        let is_joining = self == Self::Joining;
         let (status, why) = match self {
             Self::UnknownPool(name) => (StatusCode::NOT_FOUND, format!("no pool is named {name:?}")),
             Self::NoEndpoint(name) => {
@@ -76,9 +75,6 @@ impl IntoResponse for Refused {
             }
         };
         let mut response = (status, Json(json!({ "error": why }))).into_response();
-        if is_joining {
-            response.headers_mut().insert(wire::SCORER, HeaderValue::from_static(wire::JOINING));
-        }
         if status == StatusCode::SERVICE_UNAVAILABLE {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
@@ -97,12 +93,13 @@ pub(super) fn router(scorer: Arc<Scorer>) -> Router {
         .route("/healthz", get(|| async { "ok" }))
         .route("/readyz", get(ready))
         .layer(DefaultBodyLimit::max(MOST_BYTES))
-        .layer(map_response(sign))
+        .layer(map_response_with_state(Arc::clone(&scorer), sign))
         .with_state(scorer)
 }
 
-async fn sign(mut response: Response) -> Response {
-    response.headers_mut().entry(wire::SCORER).or_insert(HeaderValue::from_static("1"));
+async fn sign(State(scorer): State<Arc<Scorer>>, mut response: Response) -> Response {
+    let is = if scorer.is_ready() { "1" } else { wire::JOINING };
+    response.headers_mut().insert(wire::SCORER, HeaderValue::from_static(is));
     response
 }
 

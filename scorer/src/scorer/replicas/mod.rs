@@ -51,11 +51,9 @@ struct Outbox {
     bytes: usize,
     /// All leases are to be named.
     whole: bool,
-    /// It is to be said that one is here; the number of times that it was.
-    hello: bool,
-    /// Whether the first hello has been heard by the store.
-    joined: bool,
-    /// Who has joined and is to be told everything.
+    /// It is to be said that one is here, and who is asked for everything.
+    hello: Vec<Option<ReplicaId>>,
+    /// Who is to be told everything.
     newcomers: Vec<ReplicaId>,
     /// The store is heard.
     reads: bool,
@@ -70,7 +68,6 @@ struct Parcel {
     frames: Vec<Vec<u8>>,
     /// For one each.
     newcomers: Vec<(ReplicaId, Vec<Vec<u8>>)>,
-    says_hello: bool,
 }
 
 impl Link {
@@ -132,16 +129,16 @@ impl Link {
             let replicas = self.replicas();
             let messages = std::mem::take(&mut outbox.messages);
             outbox.bytes = 0;
-            let says_hello = std::mem::take(&mut outbox.hello);
-            let mut frames = Vec::new();
-            frames.extend(says_hello.then(|| replicas.hello(pools, !outbox.joined)));
-            frames.extend(replicas.news(pools, messages));
+            let mut frames = replicas.news(pools, messages);
+            frames.extend(
+                std::mem::take(&mut outbox.hello).into_iter().map(|asks| replicas.hello(pools, asks)),
+            );
             // Behind all that happened before.
             frames.extend(std::mem::take(&mut outbox.whole).then(|| replicas.whole(pools, now)));
             let encode = |frames: Vec<Frame>| frames.iter().map(Frame::encode).collect::<Vec<_>>();
             let newcomers = std::mem::take(&mut outbox.newcomers).into_iter();
             let newcomers = newcomers.map(|one| (one, encode(replicas.everything(pools, now)))).collect();
-            Parcel { frames: encode(frames), newcomers, says_hello }
+            Parcel { frames: encode(frames), newcomers }
         })
     }
 
@@ -151,7 +148,7 @@ impl Link {
             log::warn!("what another scorer says makes no sense: is it of another version?");
             return;
         };
-        let (from, is_hello) = (frame.from, matches!(frame.kind, Kind::Hello { .. }));
+        let (from, is_hello) = (frame.from, frame.kind == Kind::Hello { asks: None });
         let (heard, own) = scorer.with_pools(|pools, now| {
             let mut replicas = self.replicas();
             let heard = replicas.hear(pools, frame, now);
@@ -171,7 +168,8 @@ impl Link {
         let mut outbox = self.outbox();
         outbox.whole |= heard.whole;
         outbox.newcomers.extend(heard.newcomer);
-        let told = heard.whole || !heard.tell.is_empty();
+        outbox.hello.extend(heard.ask.map(Some));
+        let told = heard.whole || heard.newcomer.is_some() || heard.ask.is_some();
         drop(outbox);
         heard.tell.into_iter().for_each(|message| self.tell(message));
         if told {
@@ -210,8 +208,15 @@ async fn write(link: Arc<Link>, scorer: Arc<Scorer>) {
             () = link.waiting.notified() => tokio::time::sleep(flush).await,
             _ = beats.tick() => match writer.beat(beat).await {
                 Ok(living) => {
-                    link.replicas().list(living);
-                    link.outbox().whole = true;
+                    let asks_again = {
+                        let mut replicas = link.replicas();
+                        replicas.list(living);
+                        replicas.asks_again(scorer.now())
+                    };
+                    let mut outbox = link.outbox();
+                    outbox.whole = true;
+                    outbox.hello.extend(asks_again.then_some(None));
+                    drop(outbox);
                     link.is_up(Ok(()));
                 }
                 Err(why) => link.is_up(Err(why)),
@@ -230,9 +235,6 @@ async fn write(link: Arc<Link>, scorer: Arc<Scorer>) {
             parcel.newcomers.clear();
         }
         link.is_up(Ok(()));
-        if parcel.says_hello {
-            link.outbox().joined = true;
-        }
     }
 }
 
@@ -246,7 +248,8 @@ async fn read(link: Arc<Link>, scorer: Arc<Scorer>) {
                 if !reader.said_hello {
                     reader.said_hello = true;
                     let mut outbox = link.outbox();
-                    (outbox.reads, outbox.hello) = (true, true);
+                    outbox.reads = true;
+                    outbox.hello.push(None);
                     drop(outbox);
                     link.waiting.notify_one();
                 }
