@@ -168,6 +168,8 @@ run_tests() {
   clients
   # A store for limits that several scorers share.
   have redis-server || apt_install redis-server
+  # A browser for the admin page; its test says that it was left out where there is none.
+  have chromium || have google-chrome || (apt_install chromium) || say "no browser: the admin page is not tested in one"
   wasm
   native
   local log
@@ -198,11 +200,14 @@ bench() {
   native
   say "the core"
   cargo bench --locked -p weir-bench
+  say "the scorer"
+  cargo run --locked --quiet --release -p weir-bench -- reserve --out bench/RESULTS.md
   say "side by side"
   cargo run --locked --quiet --release -p weir-bench -- side-by-side --envoy "$TOOLS/envoy" \
     --system 'weir=bench/weir.yaml' --system 'weir, three modules=bench/weir-modules.yaml' \
     --system 'weir, extract alone=bench/weir-extract.yaml' --system 'weir, with a limit=bench/weir-limit.yaml' \
-    --weir-scorer-config bench/weir-scorer.yaml --scorer-command 'bench/scorer.sh {{SCORER_PORT}} {{BACKEND_1}} {{BACKEND_2}}' --out bench/RESULTS.md "$@"
+    --weir-scorer-config bench/weir-scorer.yaml --scorer-command 'bench/scorer.sh {{SCORER_PORT}} {{BACKEND_1}} {{BACKEND_2}} {{PICKER_PORT}}' \
+    --weir-picker-config bench/weir-picker.yaml --out bench/RESULTS.md "$@"
 }
 
 drill() {
@@ -224,7 +229,7 @@ usage: ./build.sh COMMAND
   check    format, lints, documentation
   drill    what clients notice while endpoints fail, into bench/RESULTS.md: --seconds, --rate
   reality  what the lab says beside what a real gateway does, into bench/RESULTS.md: --trace, --requests, --rate
-  bench    the core's figures, and the chain beside its peers, into bench/RESULTS.md
+  bench    figures of the core and the scorer, and the chain beside its peers, into bench/RESULTS.md
   fuzz     every parser on odd inputs: fuzz [SECONDS [TARGET...]]
 
   setup    fetch Envoy into .tools/

@@ -45,6 +45,8 @@ pub const RETRIES: [(&str, u32); 2] = [("x-stainless-retry-count", 0), ("x-envoy
 /// Header: where `override_host` sends the request, an ordered list.
 pub const DESTINATION: &str = "x-gateway-destination-endpoint";
 
+/// Header: the trace that a request is part of (W3C).
+pub const TRACEPARENT: &str = "traceparent";
 /// Header: how often Envoy may retry this request.
 pub const MAX_RETRIES: &str = "x-envoy-max-retries";
 
@@ -126,6 +128,9 @@ pub struct Reserve {
     pub lease: u64,
     /// What the request brings.
     pub demand: Demand,
+    /// The request's trace context (`traceparent`), where the filter was told to say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<String>,
     /// Say why, too.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub explain: bool,
@@ -216,6 +221,15 @@ pub enum Event {
         #[serde(with = "outcome")]
         outcome: Outcome,
     },
+    /// How its answer went, for telemetry; only where the filter was told to say it, and before [`Event::End`].
+    Went {
+        /// The pool, by its name.
+        pool: String,
+        /// The lease's name.
+        lease: u64,
+        /// All of that.
+        went: Box<Went>,
+    },
     /// It is over.
     End {
         /// The pool, by its name.
@@ -226,6 +240,29 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         answered: Option<Answered>,
     },
+}
+
+/// How an answer went, for telemetry.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Went {
+    /// The short name of its dialect.
+    pub dialect: String,
+    /// The model that served.
+    pub model: String,
+    /// The status that the client got; 0: none.
+    pub status: u16,
+    /// Milliseconds from when the endpoint was asked for to the end of the answer.
+    pub ms: f64,
+    /// The endpoint that served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub served: Option<String>,
+    /// What was used, as [`write_usage`] has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<String>,
+    /// The request's trace context.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<String>,
 }
 
 /// An outcome in a message, as [`Outcome::write`] has it.
@@ -428,15 +465,16 @@ fn read_hash(digits: &str) -> Option<u64> {
 }
 
 impl Event {
-    /// The same among those who keep the same pools; its pool is at this place.
-    pub fn message(&self, place: u16) -> Message {
-        match self.clone() {
+    /// The same among those who keep the same pools, if it concerns them; its pool is at this place.
+    pub fn message(&self, place: u16) -> Option<Message> {
+        Some(match self.clone() {
             Self::FirstToken { lease, served, .. } => Message::FirstToken { pool: place, lease, served },
             Self::Attempted { lease, endpoint, outcome, .. } => {
                 Message::Attempted { pool: place, lease, endpoint, outcome }
             }
+            Self::Went { .. } => return None,
             Self::End { lease, answered, .. } => Message::End { pool: place, lease, answered },
-        }
+        })
     }
 }
 
@@ -444,7 +482,7 @@ impl Reserve {
     /// A call that says all of `ask`.
     pub fn of(pool: &str, lease: u64, ask: &Ask<'_>) -> Self {
         let (pool, blocks) = (pool.to_owned(), Blocks(ask.blocks.to_vec()));
-        Self { pool, lease, demand: ask.demand, explain: false, blocks, events: Vec::new() }
+        Self { pool, lease, demand: ask.demand, trace: None, explain: false, blocks, events: Vec::new() }
     }
 
     /// What it asks of a pool.
@@ -537,6 +575,15 @@ pub fn write_usage(report: &Report, ttft_ms: Option<f64>, tpot_ms: Option<f64>) 
     line
 }
 
+/// The times of [`write_usage`], in milliseconds: to the first token, and per further token.
+pub fn read_times(line: &str) -> (Option<f64>, Option<f64>) {
+    let time = |name: &str| {
+        let value = line.split(' ').find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
+        value?.parse().ok().filter(|ms: &f64| ms.is_finite() && *ms >= 0.0)
+    };
+    (time("ttft_ms"), time("tpot_ms"))
+}
+
 /// Usage from filter state; the times are left out.
 pub fn read_usage(line: &str) -> Option<Report> {
     let mut report = Report { usage: None, status: Status::Missing, finish: None, error: None, deltas: 0 };
@@ -577,7 +624,9 @@ mod tests {
         ] {
             let report =
                 Report { usage, status, finish: Some("stop".into()), error: Some("e".into()), deltas };
-            assert_eq!(read_usage(&write_usage(&report, Some(1.0), None)), Some(report));
+            let line = write_usage(&report, Some(1.0), None);
+            assert_eq!(read_times(&line), (Some(1.0), None));
+            assert_eq!(read_usage(&line), Some(report));
         }
         assert_eq!(read_usage("nonsense"), None);
     }

@@ -430,40 +430,28 @@ async fn a_trip_that_one_gateway_sees_is_acted_on_by_the_other() {
     });
     let setup = Setup { scorer: true, engines: [2, 1], edit_scorer: Some(edit_scorer), ..Setup::default() };
     let one = Gateway::start(setup).await.unwrap();
-    let port: u16 = one.scorer.as_ref().unwrap().url.rsplit(':').next().unwrap().parse().unwrap();
-    let addresses: Vec<String> = one.engines[0].iter().map(|engine| engine.addr.to_string()).collect();
-    let edit: Edit = Box::new(move |envoy| {
-        place_pool(envoy, 0, &addresses);
-        filter_config(envoy, "pick", |pick| {
-            pick["scorer"] = json!({"cluster": "scorer", "timeout_ms": 1_000})
-        });
-        for cluster in find_all(envoy, &|value| value["load_assignment"]["cluster_name"] == "scorer") {
-            cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"]["socket_address"] =
-                json!({"address": "127.0.0.1", "port_value": port});
-        }
-    });
-    let two = Gateway::start(Setup { engines: [0, 1], edit: Some(edit), ..Setup::default() }).await.unwrap();
+    let two = one.second().await.unwrap();
     let dead = one.engines[0][0].addr.to_string();
     one.engines[0][0].fault(Fault::new(Kind::Die));
-    let retried = async |gateway: &Gateway, turn: usize| {
-        let answer = gateway
-            .chat(&chat(MODELS[0], &format!("{turn} {}", "x".repeat(300)), 2))
-            .await
-            .unwrap_or_else(|error| panic!("{error}: {}", gateway.envoy_log()));
+    let retried = async |url: &str, turn: usize| {
+        let body = chat(MODELS[0], &format!("{turn} {}", "x".repeat(300)), 2);
+        let answer = one.chat_at(url, &body).await.unwrap();
         assert_eq!(answer.status(), 200);
         answer.headers()["x-envoy-attempt-count"] != "1"
     };
     let mut failed = 0;
     for turn in 0..30 {
-        failed += usize::from(retried(&one, turn).await);
+        failed += usize::from(retried(&one.url, turn).await);
     }
     assert_eq!(failed, 2, "the first gateway finds out");
     // What it has seen travels with its next request, or with a report after 20 ms.
     sleep(Duration::from_millis(100)).await;
+    let lines = one.access_log().len();
     for turn in 100..130 {
-        assert!(!retried(&two, turn).await, "the second one knows");
+        assert!(!retried(&two.url, turn).await, "the second one knows");
     }
-    assert!(two.access_log().iter().all(|line| line["upstream"] != dead.as_str()));
+    wait_until("all is logged", SOON, async || one.access_log().len() >= lines + 30).await.unwrap();
+    assert!(one.access_log()[lines..].iter().all(|line| line["upstream"] != dead.as_str()));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -64,7 +64,7 @@ fn every_file_parses_and_weir_check_accepts_it() {
 
 #[test]
 fn envoy_itself_accepts_what_is_shipped() {
-    for file in ["envoy/envoy.yaml", "envoy/compare.yaml", "envoy/backends.yaml"] {
+    for file in ["envoy/envoy.yaml", "envoy/compare.yaml", "envoy/backends.yaml", "envoy/picker.yaml"] {
         let mut envoy = Command::new(envoy_binary().unwrap());
         envoy.env(KEY.0, KEY.1);
         envoy.current_dir(repository()).args(["--mode", "validate", "--disable-hot-restart", "-c", file]);

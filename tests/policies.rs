@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
 use futures_util::future::join_all;
-use rig::{Gateway, MODELS, Process, Setup, chat, envoy_binary, filter_config, free_port, get, wait_until};
+use rig::{Gateway, MODELS, Second, Setup, chat, filter_config, get, wait_until};
 use serde_json::{Value, json};
 use std::time::Duration;
 use tokio::sync::Mutex;
@@ -114,28 +114,8 @@ async fn every_policy_serves_and_does_what_it_promises() {
     gateway.quiet(Duration::from_secs(10)).await.unwrap();
 }
 
-/// A second Envoy in front of the same engines and the same scorer.
-async fn second(gateway: &Gateway) -> (Process, String) {
-    let text = std::fs::read_to_string(gateway.dir().join("envoy.json")).unwrap();
-    let mut envoy: Value = serde_json::from_str(&text).unwrap();
-    let (port, admin) = (free_port().unwrap(), free_port().unwrap());
-    envoy["admin"]["address"]["socket_address"]["port_value"] = admin.into();
-    envoy["static_resources"]["listeners"][0]["address"]["socket_address"]["port_value"] = port.into();
-    let file = gateway.dir().join("second.json");
-    std::fs::write(&file, envoy.to_string()).unwrap();
-    let binary = envoy_binary().unwrap().display().to_string();
-    let arguments =
-        ["-c", &file.display().to_string(), "--disable-hot-restart", "--concurrency", "2", "-l", "warn"];
-    let command: Vec<String> = [binary].into_iter().chain(arguments.map(str::to_owned)).collect();
-    let process = Process::start(&command, &gateway.dir().join("second.log")).unwrap();
-    let admin = format!("http://127.0.0.1:{admin}");
-    let ready = async || get(&admin, "/ready").await.is_ok_and(|body| body.starts_with("LIVE"));
-    wait_until("the second Envoy is ready", Duration::from_secs(30), ready).await.unwrap();
-    (process, format!("http://127.0.0.1:{port}"))
-}
-
 /// Eight engines behind two gateways that share a scorer, which scrapes them.
-async fn eight(policy: Value, engine: weir_engine::Config) -> (Gateway, Process, [String; 2]) {
+async fn eight(policy: Value, engine: weir_engine::Config) -> (Gateway, Second, [String; 2]) {
     let own = policy.clone();
     let setup = Setup {
         engines: [8, 1],
@@ -151,16 +131,15 @@ async fn eight(policy: Value, engine: weir_engine::Config) -> (Gateway, Process,
         ..Setup::default()
     };
     let gateway = Gateway::start(setup).await.unwrap();
-    let (process, url) = second(&gateway).await;
-    let urls = [gateway.url.clone(), url];
-    (gateway, process, urls)
+    let second = gateway.second().await.unwrap();
+    let urls = [gateway.url.clone(), second.url.clone()];
+    (gateway, second, urls)
 }
 
 /// Sends these prompts at once, in turns through both gateways.
 async fn burst(gateway: &Gateway, urls: &[String; 2], prompts: impl Iterator<Item = String>) {
     let one = async |(number, prompt): (usize, String)| {
-        let url = format!("{}/v1/chat/completions", urls[number % 2]);
-        let answer = gateway.client.post(url).json(&chat(MODELS[0], &prompt, 8)).send().await.unwrap();
+        let answer = gateway.chat_at(&urls[number % 2], &chat(MODELS[0], &prompt, 8)).await.unwrap();
         assert_eq!(answer.status(), 200);
         answer.bytes().await.unwrap();
     };
@@ -232,8 +211,7 @@ async fn hot(gateway: &Gateway, urls: &[String; 2], shared: &str) -> Vec<usize> 
             let prompt = format!("{shared}{}", text(1_000 * client + turn, 80));
             let mut body = chat(MODELS[0], &prompt, 16);
             body["stream"] = true.into();
-            let url = format!("{}/v1/chat/completions", urls[client as usize % 2]);
-            let answer = gateway.client.post(url).json(&body).send().await.unwrap();
+            let answer = gateway.chat_at(&urls[client as usize % 2], &body).await.unwrap();
             assert_eq!(answer.status(), 200);
             answer.bytes().await.unwrap();
         }

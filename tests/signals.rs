@@ -68,6 +68,30 @@ async fn what_engines_say_reaches_the_choice_of_every_worker_without_a_scorer() 
     gateway.quiet(Duration::from_secs(10)).await.unwrap();
 }
 
+/// By the list of models, since metrics name adapters only while they have requests.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_adapter_is_asked_for_where_an_engine_lists_it() {
+    let policy = json!({"kind": "EndpointPickerConfig",
+        "plugins": [{"type": "lora-affinity-scorer", "parameters": {"memory_ms": 0}}],
+        "schedulingProfiles": [{"name": "default", "plugins": [{"pluginRef": "lora-affinity-scorer"}]}]});
+    let edit = move |envoy: &mut Value| {
+        signals(envoy, &policy);
+        filter_config(envoy, "pick", |pick| pick["signals"]["models_path"] = "/v1/models".into());
+        // The name that requests go by is one of an adapter.
+        filter_config(envoy, "extract", |extract| {
+            extract["request"] = json!({"adapters": {MODELS[0]: "base"}})
+        });
+    };
+    let setup = Setup { engines: [3, 1], edit: Some(Box::new(edit)), ..Setup::default() };
+    let gateway = Gateway::start(setup).await.unwrap();
+    for has_it in [1, 2, 0] {
+        for (place, engine) in gateway.engines[0].iter().enumerate() {
+            engine.list_adapters(if place == has_it { &["other", MODELS[0]] } else { &["other"] });
+        }
+        until_all_go_to(&gateway, has_it).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_whose_metrics_hang_or_lie_is_neither_flooded_nor_starved_and_delays_nobody() {
     let gateway = start(4, queue()).await;
@@ -119,8 +143,11 @@ async fn an_engine_that_started_anew_is_believed_to_hold_nothing() {
         let line = gateway.logged(&id).await.unwrap();
         rig::fields(&line, "pick")["cached_tokens"].parse::<u32>().unwrap()
     };
-    cached().await;
-    assert!(cached().await > 0);
+    wait_until("every worker believes that it holds the prefix", PATIENCE, async || {
+        cached().await > 0 && cached().await > 0
+    })
+    .await
+    .unwrap();
     let heard = gateway.stat("weir_pick_scrapes_good_total").await.unwrap();
     let twice = async || gateway.stat("weir_pick_scrapes_good_total").await.is_ok_and(|now| now > heard + 4);
     wait_until("it has been heard", PATIENCE, twice).await.unwrap();

@@ -3,11 +3,14 @@
 //! | module | does |
 //! |---|---|
 //! | [`scorer`] | serves the core's pools to many gateways, over HTTP |
+//! | [`admin`] | the page that shows them to a person |
+//! | [`picker`] | the same for gateways without our filters: `ext_proc` and the endpoint-picker protocol |
 //! | [`check`] | says whether a configuration file would be accepted, and where not |
 //! | [`explain`] | says what the filters would make of one request or one answer |
 //! | [`lab`] | compares policies on a pool of engines in simulated time |
 //! | [`load`] | sends the lab's traffic to a real gateway |
 //! | [`traffic`] | what the two ask of a pool, and where the figures go |
+//! | [`otel`] | metrics and spans to an OpenTelemetry collector |
 //! | [`litellm`] | makes a configuration of a LiteLLM proxy's |
 //! | [`document`] | files to JSON values |
 //! | [`clock`] | the only clock |
@@ -15,6 +18,7 @@
 //! A shell and nothing more: whatever is decided here is decided by the core and by the filters' own `Config`
 //! types, so that the program cannot disagree with what runs in Envoy.
 
+pub mod admin;
 pub mod check;
 pub mod clock;
 pub mod document;
@@ -22,5 +26,7 @@ pub mod explain;
 pub mod lab;
 pub mod litellm;
 pub mod load;
+pub mod otel;
+pub mod picker;
 pub mod scorer;
 pub mod traffic;

@@ -231,3 +231,60 @@ async fn it_stops_when_told_and_takes_no_more() {
     tokio::time::timeout(PATIENCE, running.server).await.unwrap().unwrap().unwrap();
     assert!(running.client.get(&running.base).send().await.is_err());
 }
+
+#[tokio::test]
+async fn an_autoscaler_finds_what_the_documentation_names_in_its_units() {
+    let running = start(&config(&addresses(1..3), json!({"prefill_tokens_per_s": 1000}))).await;
+    running.reserve(1, 1_000, &[], vec![]).await;
+    let signals = weir::policy::Signals { waiting: Some(4), kv_usage: Some(0.4), ..Default::default() };
+    for address in addresses(1..3) {
+        let at = weir::instant::Instant::from_millis(1);
+        running.scorer.hear(&address, &weir::pool::Report { at, signals, ..Default::default() });
+    }
+    let metrics = running.text("/metrics").await;
+    let value = |name: &str| {
+        let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("{name} is not in {metrics}")).parse::<f64>().unwrap()
+    };
+    assert_eq!(value("weir_scorer_queue_requests{pool=\"a\"}"), 1.0);
+    assert_eq!(value("weir_scorer_queue_tokens{pool=\"a\"}"), 1_000.0);
+    assert_eq!(value("weir_scorer_predicted_ttft_seconds{pool=\"a\"}"), 1.0, "the other endpoint is idle");
+    assert_eq!(value("weir_scorer_saturation{pool=\"a\"}"), 0.8, "four of five queued in both engines");
+    assert_eq!(value("weir_scorer_serving_endpoints{pool=\"a\"}"), 2.0);
+    for llm_d in ["llm_d_epp_average_queue_size", "inference_pool_average_queue_size"] {
+        assert_eq!(value(&format!("{llm_d}{{name=\"a\"}}")), 4.0);
+    }
+    assert_eq!(value("inference_pool_ready_pods{name=\"a\"}"), 2.0);
+    assert_eq!(value("llm_d_epp_scheduler_e2e_duration_seconds_count"), 1.0);
+
+    for address in addresses(1..3) {
+        let outcome = weir::breaker::Outcome::of_status(429, Some(Duration::from_secs(20)));
+        running.report(&[Event::Attempted { pool: "a".into(), lease: 1, endpoint: address, outcome }]).await;
+    }
+    let demand = Demand { prompt_tokens: 70, stream: true, ..Demand::default() };
+    let ask = serde_json::to_string(&Reserve::of("a", 2, &Ask { blocks: &[], demand })).unwrap();
+    let refused: Reserved = running.post(wire::RESERVE_PATH, ask).await.json().await.unwrap();
+    assert_eq!(refused.shut.unwrap().status, 429);
+    let metrics = running.text("/metrics").await;
+    for line in [
+        "weir_scorer_turned_away_total{pool=\"a\",reason=\"busy\"} 1",
+        "weir_scorer_turned_away_total{pool=\"a\",reason=\"full\"} 0",
+        "weir_scorer_turned_away_tokens_total{pool=\"a\"} 70",
+        "weir_scorer_saturation{pool=\"a\"} 1",
+        "weir_scorer_serving_endpoints{pool=\"a\"} 0",
+    ] {
+        assert!(metrics.contains(line), "{line} is not in {metrics}");
+    }
+    assert!(!metrics.contains("predicted_ttft_seconds{"), "nothing can be said of it");
+
+    // What is written about has to be there, and what is shown to be readable.
+    let page = include_str!("../../docs/autoscaling.md");
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    for name in page.split(|c| !is_name(c)).filter(|word| word.starts_with("weir_scorer_")) {
+        assert!(metrics.contains(&format!("# TYPE {name} ")) || name.contains("predicted_ttft"), "{name}");
+    }
+    for block in page.split("```yaml\n").skip(1) {
+        let yaml: Value = serde_yaml_ng::from_str(block.split("```").next().unwrap()).unwrap();
+        assert!(yaml.is_object());
+    }
+}

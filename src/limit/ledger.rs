@@ -55,6 +55,30 @@ struct Held {
     reset: u64,
 }
 
+/// What is shared out of one key's limit, for a person.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Tally {
+    /// The hash of the limit.
+    pub rule: u64,
+    /// The hash of the key's values.
+    pub key: u64,
+    /// Proxies that hold or have used something.
+    pub proxies: usize,
+    /// Its windows, and then the requests in flight, if they are limited.
+    pub parts: Vec<TallyPart>,
+}
+
+/// One window of a key, or its requests in flight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct TallyPart {
+    /// Milliseconds that use counts.
+    pub window_ms: u64,
+    /// What proxies may use, or have used, in the limit's own unit.
+    pub granted: u64,
+    /// What they have used.
+    pub used: u64,
+}
+
 /// Most proxies that share a key.
 const MOST_HOLDERS: usize = 1_024;
 /// Longest lease: an hour.
@@ -128,6 +152,18 @@ impl Record {
     /// Drops the proxies whose last possible use counts no more.
     fn forget(&mut self, now: Instant) {
         self.holders.retain(|holder| holder.ends() > now.nanos());
+    }
+
+    fn tally(&self, rule: u64, key: u64, now: Instant) -> Tally {
+        let most = self.holders.iter().map(|holder| holder.parts.len()).max().unwrap_or(0);
+        let part = |at: usize| {
+            self.parts(at).fold(TallyPart::default(), |sum, (until, held)| TallyPart {
+                window_ms: sum.window_ms.max(held.window / 1_000_000),
+                granted: sum.granted.saturating_add(held.holds()),
+                used: sum.used.saturating_add(held.spent(until, now)),
+            })
+        };
+        Tally { rule, key, proxies: self.holders.len(), parts: (0..most).map(part).collect() }
     }
 
     /// When nothing of it counts any more; `None`: nothing does now.
@@ -221,6 +257,19 @@ impl Ledger {
         if self.records.len() < MOST_KEYS {
             self.records.insert((claim.rule, claim.key), record);
         }
+    }
+
+    /// What is shared out, of the `most` keys of which most is used. Of a ledger with very many keys not all are looked at.
+    pub fn tallies(&self, most: usize, now: Instant) -> Vec<Tally> {
+        const LOOKED_AT: usize = 20_000;
+        let tally = |(&(rule, key), record): (&(u64, u64), &Record)| record.tally(rule, key, now);
+        let mut tallies: Vec<Tally> = self.records.iter().take(LOOKED_AT).map(tally).collect();
+        tallies.sort_by_key(|tally| {
+            let used = tally.parts.iter().map(|part| part.used).max();
+            (std::cmp::Reverse(used), tally.rule, tally.key)
+        });
+        tallies.truncate(most);
+        tallies
     }
 
     /// Keys in use.

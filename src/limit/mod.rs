@@ -40,7 +40,7 @@ pub use claim::{Claim, Claimed, Claims, Grant, Granted, Grants};
 pub use config::{Config, FailureMode, Limit, Quantity, Queue, Share, When};
 pub use cost::{Config as CostConfig, Cost, Estimate, Outcome, Reserve, Spend, Weight, Weights};
 pub use key::{Asked, Identity, Part};
-pub use ledger::{Ledger, Record};
+pub use ledger::{Ledger, Record, Tally, TallyPart};
 pub use money::{Money, PerMillion, Price, Prices};
 pub use rule::Unit;
 pub use verdict::{Admitted, Charge, Denied, Hold, Reason, Short, Softened, Ticket, Verdict, Wait, Waiting};

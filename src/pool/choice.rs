@@ -7,7 +7,7 @@
 
 use super::groups::{Level, Spill, Spilled, Way};
 use super::leases::cached;
-use super::{Ask, Choice, Joined, LeaseId, Pool};
+use super::{Among, Ask, Choice, Joined, LeaseId, Pool};
 use crate::breaker::{Gate, Shut};
 use crate::instant::Instant;
 use crate::policy::{Candidate, Demand, Prefill, Round};
@@ -39,8 +39,19 @@ impl Pool {
     /// Chooses an endpoint and books the request on it, as lease `id`. `None` when there is no endpoint, or none that may
     /// be sent to: [`Pool::shut`] knows.
     pub fn reserve(&mut self, id: LeaseId, ask: &Ask<'_>, now: Instant) -> Option<Choice> {
+        self.reserve_among(id, ask, None, now)
+    }
+
+    /// The same, from among some endpoints only; of those too is the rest of the list.
+    pub fn reserve_among(
+        &mut self,
+        id: LeaseId,
+        ask: &Ask<'_>,
+        among: Among<'_>,
+        now: Instant,
+    ) -> Option<Choice> {
         self.expire(now);
-        let Way { gate, mut levels, mut reason } = self.way(&ask.demand, now);
+        let Way { gate, mut levels, mut reason } = self.way(&ask.demand, among, now);
         let attempts = match gate {
             Gate::Open | Gate::Probe(_) => self.attempts,
             Gate::LeastBad => 1,
@@ -152,12 +163,30 @@ impl Pool {
     /// Why nothing can be chosen for this demand at the moment: every endpoint is out, or of those that are not the policy
     /// wanted none for the last request. `None` when that is not so.
     pub fn shut(&mut self, demand: &Demand, now: Instant) -> Option<Shut> {
+        self.turned_away(demand, None, now).map(|(shut, _)| shut)
+    }
+
+    /// The same with the reason, for a request that may be confined to some endpoints.
+    pub fn turned_away(
+        &mut self,
+        demand: &Demand,
+        among: Among<'_>,
+        now: Instant,
+    ) -> Option<(Shut, Spilled)> {
         const UNAVAILABLE: u16 = 503;
-        match self.way(demand, now).gate {
-            Gate::Shut(shut) => Some(shut),
-            _ if self.unfit => Some(Shut { wait: Duration::from_secs(1), status: UNAVAILABLE }),
+        let Way { gate, reason, .. } = self.way(demand, among, now);
+        match gate {
+            Gate::Shut(shut) => Some((shut, reason.unwrap_or(Spilled::Out))),
+            _ if self.unfit => {
+                Some((Shut { wait: Duration::from_secs(1), status: UNAVAILABLE }, Spilled::Unfit))
+            }
             _ => None,
         }
+    }
+
+    /// The name of the policy that chooses.
+    pub fn policy(&self) -> &str {
+        self.policy.name()
     }
 
     /// Whether prompts may be computed by another endpoint than the chosen one.

@@ -26,6 +26,9 @@ pub struct Config {
     /// Prompt tokens that an endpoint computes per second, until streams have shown it. Only for requests that are
     /// not streamed, whose first token nobody sees.
     pub prefill_tokens_per_s: NonZeroU32,
+    /// Milliseconds of queued prompts at which an endpoint counts as full: about the time to the first token that one does not
+    /// want to be above. Nothing is chosen by it; the pool's saturation, for autoscaling, is in parts of it.
+    pub saturated_ms: NonZeroU64,
     /// Milliseconds over which an endpoint that has joined takes its full part: at first a tenth of the requests may go
     /// there, whatever the policy. 0 turns this off. Endpoints that were there from the start are not held back.
     pub slow_start_ms: u64,
@@ -50,10 +53,12 @@ impl Default for Config {
         const SIXTEEN: NonZeroU32 = NonZeroU32::new(16).unwrap();
         const THREE: NonZeroU32 = NonZeroU32::new(3).unwrap();
         const PACE: NonZeroU32 = NonZeroU32::new(5_000).unwrap();
+        const SATURATED: NonZeroU64 = NonZeroU64::new(2_000).unwrap();
         const STALE: NonZeroU64 = NonZeroU64::new(10_000).unwrap();
         let policy = Value::String("least_prefill".into());
         Self {
             prefill_tokens_per_s: PACE,
+            saturated_ms: SATURATED,
             policy,
             lease_ms: LEASE,
             index_tokens: TOKENS,

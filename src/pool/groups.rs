@@ -9,7 +9,7 @@
 //! the first, but for one for each group behind it. Otherwise three busy endpoints would use up the attempts that
 //! a fourth, of another group, could have served.
 
-use super::{Endpoint, Pool};
+use super::{Among, Endpoint, Pool};
 use crate::breaker::{Gate, Shut};
 use crate::instant::Instant;
 use crate::policy::Demand;
@@ -45,6 +45,9 @@ pub enum Spilled {
 }
 
 impl Spilled {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Busy, Self::Out, Self::Full, Self::TooLong, Self::Unfit];
+
     /// As written in headers and logs.
     pub fn name(self) -> &'static str {
         match self {
@@ -63,7 +66,7 @@ pub(super) struct Way {
     pub(super) gate: Gate,
     /// The groups that can serve it, in their order.
     pub(super) levels: Vec<Level>,
-    /// Why the first group is not among them.
+    /// Why the first group is not among them; where nothing is, why the last resort is not.
     pub(super) reason: Option<Spilled>,
 }
 
@@ -86,11 +89,17 @@ impl Endpoint {
 
 impl Pool {
     /// Where a request may go at the moment.
-    pub(super) fn way(&mut self, demand: &Demand, now: Instant) -> Way {
+    pub(super) fn way(&mut self, demand: &Demand, among: Among<'_>, now: Instant) -> Way {
         let mut way = Way { gate: Gate::Open, levels: Vec::new(), reason: None };
         for at in 0..self.groups.len() {
             let Some(&priority) = self.groups.get(at) else { break };
-            let (gate, places, unable) = self.group(Some(priority), demand, now);
+            let is_member =
+                |own: &Endpoint| own.priority == priority && among.is_none_or(|may| may(&own.address));
+            // Of a group that was not asked about nothing is said.
+            if among.is_some() && !self.endpoints.iter().any(is_member) {
+                continue;
+            }
+            let (gate, places, unable) = self.group(Some(priority), demand, among, now);
             let reason = match gate {
                 // A probe in a group behind one that serves can wait until that does not.
                 Gate::Open | Gate::Probe(_) if !way.levels.is_empty() => None,
@@ -110,7 +119,7 @@ impl Pool {
                 None => way.levels.push(Level { priority, places }),
                 // Nothing further to look at: this is how the whole pool stands.
                 Some(_) if self.groups.len() == 1 => {
-                    return self.last(gate, priority, places, unable, demand, now);
+                    return self.last(gate, priority, places, unable, (demand, among), now);
                 }
                 Some(_) => {}
             }
@@ -118,8 +127,8 @@ impl Pool {
         if !way.levels.is_empty() {
             return way;
         }
-        let (gate, places, unable) = self.group(None, demand, now);
-        self.last(gate, self.groups.first().copied().unwrap_or(0), places, unable, demand, now)
+        let (gate, places, unable) = self.group(None, demand, among, now);
+        self.last(gate, self.groups.first().copied().unwrap_or(0), places, unable, (demand, among), now)
     }
 
     /// Where a request may go when no group can serve it.
@@ -129,14 +138,15 @@ impl Pool {
         priority: u32,
         places: Vec<usize>,
         unable: Option<Spilled>,
-        demand: &Demand,
+        (demand, among): (&Demand, Among<'_>),
         now: Instant,
     ) -> Way {
         const SOON: Duration = Duration::from_secs(1);
         let gate = match gate {
             // An attempt at what is out is made for a request, and not for each time that somebody sends it again.
             Gate::LeastBad if demand.retried => {
-                let waits = self.endpoints.iter().map(|endpoint| endpoint.circuit.free_at().since(now));
+                let asked = self.endpoints.iter().filter(|own| among.is_none_or(|may| may(&own.address)));
+                let waits = asked.map(|endpoint| endpoint.circuit.free_at().since(now));
                 Gate::Shut(Shut { wait: waits.min().unwrap_or(SOON), status: 503 })
             }
             Gate::Open if places.is_empty() && unable == Some(Spilled::Full) => {
@@ -144,8 +154,14 @@ impl Pool {
             }
             gate => gate,
         };
+        let reason = match gate {
+            Gate::Shut(_) if places.is_empty() && unable == Some(Spilled::Full) => Some(Spilled::Full),
+            Gate::Shut(Shut { status: 429, .. }) => Some(Spilled::Busy),
+            Gate::Shut(_) => Some(Spilled::Out),
+            _ => None,
+        };
         let levels = if places.is_empty() { Vec::new() } else { vec![Level { priority, places }] };
-        Way { gate, levels, reason: None }
+        Way { gate, levels, reason }
     }
 
     /// How a group, or the whole pool, stands for a request; who of it may be chosen; and why some cannot take the request at all.
@@ -153,6 +169,7 @@ impl Pool {
         &mut self,
         priority: Option<u32>,
         demand: &Demand,
+        among: Among<'_>,
         now: Instant,
     ) -> (Gate, Vec<usize>, Option<Spilled>) {
         let (mut unable, mut open) = (None, Vec::new());
@@ -160,7 +177,8 @@ impl Pool {
             .endpoints
             .iter_mut()
             .enumerate()
-            .filter(|(_, endpoint)| priority.is_none_or(|priority| endpoint.priority == priority));
+            .filter(|(_, endpoint)| priority.is_none_or(|priority| endpoint.priority == priority))
+            .filter(|(_, endpoint)| among.is_none_or(|may| may(&endpoint.address)));
         let able = members.filter(|(_, endpoint)| {
             let reason = endpoint.unable(demand);
             // That it is full may change.
@@ -230,6 +248,40 @@ mod tests {
         assert!((0..4).all(|at| in_flight(at) >= 40) && in_flight(4) + in_flight(5) == 0);
         assert_eq!(pool.priority("10.9.9.9:1"), None);
         assert!(pool.spills() && all.len() == 6);
+    }
+
+    #[test]
+    fn of_a_request_that_may_go_to_some_only_the_whole_list_is_of_those() {
+        let (mut pool, all) = pool(&[0, 0, 0, 3, 3], |at, own| {
+            own.max_in_flight = std::num::NonZeroU32::new([9, 1, 9, 9, 9][at]);
+        });
+        let only = |places: &'static [usize]| {
+            let all = all.clone();
+            move |address: &str| places.iter().any(|place| all[*place] == address)
+        };
+        let (first, later, none) = (only(&[1, 4]), only(&[3, 4]), only(&[]));
+        let choice = pool.reserve_among(1, &ask(9), Some(&first), NOW).unwrap();
+        assert_eq!((choice.order, choice.spill), (vec![all[1].clone(), all[4].clone()], None));
+        assert_eq!(
+            spilled(&pool.reserve_among(2, &ask(9), Some(&first), NOW).unwrap()),
+            Some((3, Spilled::Full))
+        );
+        // A later group alone is no spillover: the first was not asked for.
+        let choice = pool.reserve_among(3, &ask(9), Some(&later), NOW).unwrap();
+        assert_eq!((choice.order.len(), choice.spill), (2, None));
+        assert_eq!(pool.reserve_among(4, &ask(9), Some(&none), NOW), None);
+        assert_eq!(
+            pool.turned_away(&Demand::default(), Some(&none), NOW).map(|(shut, _)| shut),
+            None,
+            "nobody is out: nobody is there"
+        );
+        let full = only(&[1]);
+        assert_eq!(pool.reserve_among(5, &ask(9), Some(&full), NOW), None);
+        assert_eq!(
+            pool.turned_away(&ask(9).demand, Some(&full), NOW).map(|(shut, _)| shut.status),
+            Some(429)
+        );
+        assert!(pool.reserve(6, &ask(9), NOW).is_some());
     }
 
     #[test]

@@ -108,6 +108,11 @@ impl Pool {
         endpoint.held_tokens = endpoint.held_tokens.saturating_add(u64::from(prompt_tokens));
         endpoint.heard.booked(id, queued_tokens, now);
         endpoint.queued_tokens = endpoint.queued_tokens.saturating_add(u64::from(queued_tokens));
+        // Of a prompt that another endpoint computes nothing waits here.
+        if queued_tokens > 0 {
+            endpoint.sent.count(prompt_tokens, cached_tokens);
+            self.usual.learn(queued_tokens);
+        }
         endpoint.index.insert(ask.blocks);
         let ahead = endpoint.queued_tokens;
         let expires = now + self.lease;

@@ -21,6 +21,7 @@ mod leases;
 mod message;
 mod pace;
 mod pools;
+mod pressure;
 mod seeded;
 mod shared;
 mod signals;
@@ -32,12 +33,14 @@ pub use index::Index;
 pub use leases::Outstanding;
 pub use message::Message;
 pub use pools::{Pools, Spec};
+pub use pressure::Pressure;
 pub use signals::{Adapters, Answered, Report, Said};
 pub use why::{Considered, Why};
 
 use ended::Ended;
 use leases::Lease;
 use pace::Pace;
+use pressure::{Sent, Usual};
 use signals::Heard;
 
 use crate::breaker::{Breaker, Budget, Circuit, Outcome};
@@ -78,6 +81,9 @@ pub struct Choice {
     pub spill: Option<Spill>,
 }
 
+/// Which endpoints a request may go to, by their addresses; `None`: to any.
+pub type Among<'a> = Option<&'a dyn Fn(&str) -> bool>;
+
 /// A lease's name: unique in the pools that share it.
 pub type LeaseId = u64;
 
@@ -92,6 +98,8 @@ pub struct Pool {
     /// Leases whose first token nobody will see, by the time at which it should have come.
     unseen: BTreeSet<(Instant, LeaseId)>,
     pace: Pace,
+    usual: Usual,
+    saturated: Duration,
     /// Those that ended before they began: messages can overtake each other.
     ended_early: Ended,
     /// All that ended.
@@ -132,6 +140,7 @@ struct Endpoint {
     queued_tokens: u64,
     /// Prompt tokens of all that is in flight.
     held_tokens: u64,
+    sent: Sent,
     index: Index,
     joined: Joined,
     heard: Heard,
@@ -165,6 +174,10 @@ pub struct Load {
     pub queued_tokens: u64,
     /// Tokens of prefixes believed to be in its cache.
     pub index_tokens: u64,
+    /// Prompt tokens sent there since it is an endpoint.
+    pub prompt_tokens: u64,
+    /// Of these, the ones that were believed to be in its cache.
+    pub cached_tokens: u64,
 }
 
 impl Pool {
@@ -177,6 +190,8 @@ impl Pool {
             due: BTreeSet::new(),
             unseen: BTreeSet::new(),
             pace: Pace::new(config.prefill_tokens_per_s.get()),
+            usual: Usual::default(),
+            saturated: Duration::from_millis(config.saturated_ms.get()),
             ended_early: Ended::new(seed),
             ended: Ended::new(seed),
             policy: Policy::read(&config.policy).map_err(|invalid| invalid.within("policy"))?,
@@ -254,6 +269,7 @@ impl Pool {
             in_flight: 0,
             queued_tokens: 0,
             held_tokens: 0,
+            sent: Sent::default(),
             index: Index::new(self.index_units, random.next()),
             joined: if self.is_first { Joined::First } else { Joined::Now },
             heard: Heard::default(),
@@ -326,6 +342,8 @@ impl Pool {
             in_flight: endpoint.in_flight,
             queued_tokens: endpoint.queued_tokens,
             index_tokens: (endpoint.index.len() as u64).saturating_mul(u64::from(self.block_tokens)),
+            prompt_tokens: endpoint.sent.prompt_tokens,
+            cached_tokens: endpoint.sent.cached_tokens,
         };
         self.endpoints.iter().map(load).collect()
     }

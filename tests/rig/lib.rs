@@ -106,6 +106,16 @@ pub struct Gateway {
     dir: TempDir,
 }
 
+/// Another Envoy before the same engines.
+pub struct Second {
+    /// Where clients go.
+    pub url: String,
+    /// Envoy's admin interface.
+    pub admin: String,
+    /// Envoy.
+    pub process: Process,
+}
+
 /// A scorer that runs.
 pub struct Scorer {
     /// Its address.
@@ -215,34 +225,25 @@ impl Gateway {
         }
         let file = dir.path().join("envoy.json");
         std::fs::write(&file, serde_json::to_vec_pretty(&envoy)?)?;
-        let command = [
-            envoy_binary()?.display().to_string(),
-            "-c".into(),
-            file.display().to_string(),
-            // With hot restart Envoy ends with the thread that started it.
-            "--disable-hot-restart".into(),
-            "--concurrency".into(),
-            setup.workers.to_string(),
-            "-l".into(),
-            setup.log_level.into(),
-            "--component-log-level".into(),
-            format!("wasm:{}", setup.own_log_level),
-            "--file-flush-interval-msec".into(),
-            "50".into(),
-        ];
-        let envoy = Process::start(&command, &dir.path().join("envoy.log"))?;
-        let client = reqwest::Client::builder().no_proxy().build()?;
+        let levels = [setup.log_level, setup.own_log_level];
         let (url, admin) = (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{admin_port}"));
-        let mut gateway = Self { url, admin, engines, scorer, envoy, client, dir };
-        let admin = gateway.admin.clone();
-        let envoy = &mut gateway.envoy;
-        let ready =
-            async || get(&admin, "/ready").await.is_ok_and(|body| body.starts_with("LIVE")) || !envoy.runs();
-        wait_until("Envoy is ready", Duration::from_secs(30), ready)
-            .await
-            .with_context(|| format!("its log: {}", gateway.envoy_log()))?;
-        ensure!(gateway.envoy.runs(), "Envoy ended: {}", gateway.envoy_log());
-        Ok(gateway)
+        let envoy = start_envoy(&file, &admin, setup.workers, levels).await?;
+        let client = reqwest::Client::builder().no_proxy().build()?;
+        Ok(Self { url, admin, engines, scorer, envoy, client, dir })
+    }
+
+    /// Starts a second Envoy with the same configuration, before the same engines and the same scorer. It writes into the
+    /// same access log.
+    pub async fn second(&self) -> Result<Second> {
+        let mut envoy: Value = serde_json::from_slice(&std::fs::read(self.dir.path().join("envoy.json"))?)?;
+        let (port, admin_port) = (free_port()?, free_port()?);
+        envoy["admin"]["address"]["socket_address"]["port_value"] = admin_port.into();
+        envoy["static_resources"]["listeners"][0]["address"]["socket_address"]["port_value"] = port.into();
+        let file = self.dir.path().join(format!("envoy-{port}.json"));
+        std::fs::write(&file, serde_json::to_vec_pretty(&envoy)?)?;
+        let (url, admin) = (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{admin_port}"));
+        let process = start_envoy(&file, &admin, 2, ["warn", "info"]).await?;
+        Ok(Second { url, admin, process })
     }
 
     /// Where this run's configurations and logs are: `envoy.json`, `access.log`, and so on.
@@ -339,8 +340,42 @@ impl Gateway {
 
     /// Sends a chat request and gives the answer, whatever its status.
     pub async fn chat(&self, body: &Value) -> Result<reqwest::Response> {
-        Ok(self.client.post(format!("{}/v1/chat/completions", self.url)).json(body).send().await?)
+        self.chat_at(&self.url, body).await
     }
+
+    /// The same through the gateway at `url`.
+    pub async fn chat_at(&self, url: &str, body: &Value) -> Result<reqwest::Response> {
+        Ok(self.client.post(format!("{url}/v1/chat/completions")).json(body).send().await?)
+    }
+}
+
+/// Starts Envoy and waits until it answers. Its log is beside its configuration.
+async fn start_envoy(file: &Path, admin: &str, workers: usize, levels: [&str; 2]) -> Result<Process> {
+    let command = [
+        envoy_binary()?.display().to_string(),
+        "-c".into(),
+        file.display().to_string(),
+        // With hot restart Envoy ends with the thread that started it.
+        "--disable-hot-restart".into(),
+        "--concurrency".into(),
+        workers.to_string(),
+        "-l".into(),
+        levels[0].into(),
+        "--component-log-level".into(),
+        format!("wasm:{}", levels[1]),
+        "--file-flush-interval-msec".into(),
+        "50".into(),
+    ];
+    let log = file.with_extension("log");
+    let mut envoy = Process::start(&command, &log)?;
+    let said = || std::fs::read_to_string(&log).unwrap_or_default();
+    let ready =
+        async || get(admin, "/ready").await.is_ok_and(|body| body.starts_with("LIVE")) || !envoy.runs();
+    wait_until("Envoy is ready", Duration::from_secs(30), ready)
+        .await
+        .with_context(|| format!("its log: {}", said()))?;
+    ensure!(envoy.runs(), "Envoy ended: {}", said());
+    Ok(envoy)
 }
 
 /// A chat request of one user's message.

@@ -52,7 +52,7 @@ fn cache() -> Result<PathBuf> {
 }
 
 /// The line under a table that lets somebody else repeat it.
-pub(crate) async fn description(envoy: &Path, with_sglang: bool) -> Result<String> {
+pub(crate) async fn description(envoy: Option<&Path>, with_sglang: bool) -> Result<String> {
     let date = output("date", &["-u", "+%Y-%m-%d"]).await?;
     let cpus = std::fs::read_to_string("/proc/cpuinfo")?;
     let model = cpus
@@ -60,13 +60,18 @@ pub(crate) async fn description(envoy: &Path, with_sglang: bool) -> Result<Strin
         .find_map(|line| line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim()));
     let cores = std::thread::available_parallelism()?;
     ensure!(cores.get() >= 2, "one core for the proxies and one for the load are needed");
-    // "PATH  version: COMMIT/1.40.0/Clean/RELEASE/BoringSSL"
-    let envoy = output(envoy, &["--version"]).await?;
-    let envoy =
-        envoy.split("version: ").nth(1).and_then(|version| version.split('/').nth(1)).unwrap_or("unknown");
+    let envoy = match envoy {
+        // "PATH  version: COMMIT/1.40.0/Clean/RELEASE/BoringSSL"
+        Some(envoy) => {
+            let said = output(envoy, &["--version"]).await?;
+            let version = said.split("version: ").nth(1).and_then(|version| version.split('/').nth(1));
+            format!("Envoy {}, ", version.unwrap_or("unknown"))
+        }
+        None => String::new(),
+    };
     let sglang = if with_sglang { format!(", sglang-router {SGLANG_ROUTER}") } else { String::new() };
     Ok(format!(
-        "{date}; {}, {cores} cores; Envoy {envoy}, weir {}{sglang}; `{}`",
+        "{date}; {}, {cores} cores; {envoy}weir {}{sglang}; `{}`",
         model.unwrap_or("unknown CPU"),
         env!("CARGO_PKG_VERSION"),
         command_line(env::args())

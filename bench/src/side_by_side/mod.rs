@@ -7,14 +7,15 @@
 mod backend;
 mod bodies;
 mod ext_proc;
-mod http1;
+pub(crate) mod http1;
 mod load;
-mod machine;
-mod process;
-mod report;
+pub(crate) mod machine;
+pub(crate) mod process;
+pub(crate) mod report;
 mod rounds;
 mod systems;
 
+use crate::reserve;
 use anyhow::{Result, bail};
 use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
@@ -25,6 +26,11 @@ use tokio::signal::unix::{SignalKind, signal};
 enum Command {
     /// CPU cost and latency of several proxies, in interleaved rounds, as a Markdown table.
     SideBySide(Box<rounds::Options>),
+    /// How long a scorer takes to choose and book, by rate, as a Markdown table.
+    Reserve(reserve::Options),
+    /// The driver of that: one measurement, printed as a line of JSON.
+    #[command(hide = true)]
+    ReserveDrive(reserve::Drive),
     /// A backend that costs next to nothing.
     #[command(hide = true)]
     Backend {
@@ -48,6 +54,8 @@ pub(crate) fn main() -> Result<()> {
     runtime.block_on(async {
         match command {
             Command::SideBySide(options) => until_signalled(rounds::run(&options)).await,
+            Command::Reserve(options) => until_signalled(reserve::run(&options)).await,
+            Command::ReserveDrive(options) => reserve::driver(&options).await,
             Command::Backend { port } => backend::serve(port).await,
             Command::Load(options) => load::run(&options).await,
             Command::ExtProc { port } => ext_proc::serve(port).await,

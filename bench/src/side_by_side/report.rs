@@ -11,8 +11,8 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
-const BEGIN: &str = "<!-- side-by-side -->";
-const END: &str = "<!-- /side-by-side -->";
+/// The markers of the side-by-side tables in a Markdown file.
+pub(crate) const MARK: &str = "side-by-side";
 
 /// One system in one round.
 #[derive(Clone, Copy)]
@@ -87,25 +87,25 @@ fn spread(values: impl Iterator<Item = f64>) -> Spread {
 }
 
 /// Puts the report between the markers of a file; both are added at the end, and the file made, if need be.
-pub(crate) fn write_into(file: &Path, report: &str) -> Result<()> {
+pub(crate) fn write_into(file: &Path, mark: &str, report: &str) -> Result<()> {
     let old = match fs::read_to_string(file) {
         Ok(old) => old,
         Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
         Err(error) => return Err(error.into()),
     };
-    Ok(fs::write(file, replaced(&old, report)?)?)
+    Ok(fs::write(file, replaced(&old, mark, report)?)?)
 }
 
-fn replaced(old: &str, report: &str) -> Result<String> {
-    let report = report.trim();
-    Ok(match (old.split_once(BEGIN), old.split_once(END)) {
-        (Some((before, rest)), Some(_)) => match rest.split_once(END) {
-            Some((_, after)) => format!("{before}{BEGIN}\n{report}\n{END}{after}"),
-            None => bail!("{END} stands before {BEGIN}"),
+fn replaced(old: &str, mark: &str, report: &str) -> Result<String> {
+    let (report, begin, end) = (report.trim(), format!("<!-- {mark} -->"), format!("<!-- /{mark} -->"));
+    Ok(match (old.split_once(&begin), old.split_once(&end)) {
+        (Some((before, rest)), Some(_)) => match rest.split_once(&end) {
+            Some((_, after)) => format!("{before}{begin}\n{report}\n{end}{after}"),
+            None => bail!("{end} stands before {begin}"),
         },
-        (None, None) if old.is_empty() => format!("{BEGIN}\n{report}\n{END}\n"),
-        (None, None) => format!("{}\n\n{BEGIN}\n{report}\n{END}\n", old.trim_end()),
-        _ => bail!("only one of {BEGIN} and {END} is there"),
+        (None, None) if old.is_empty() => format!("{begin}\n{report}\n{end}\n"),
+        (None, None) => format!("{}\n\n{begin}\n{report}\n{end}\n", old.trim_end()),
+        _ => bail!("only one of {begin} and {end} is there"),
     })
 }
 
@@ -115,12 +115,13 @@ mod tests {
 
     #[test]
     fn a_report_replaces_only_what_is_between_the_markers() {
-        let first = replaced("# Results\n", "one").unwrap();
-        assert_eq!(first, format!("# Results\n\n{BEGIN}\none\n{END}\n"));
-        let second = replaced(&format!("{first}\nafter\n"), "two\n").unwrap();
-        assert_eq!(second, format!("# Results\n\n{BEGIN}\ntwo\n{END}\n\nafter\n"));
-        assert!(replaced(BEGIN, "three").is_err());
-        assert!(replaced(&format!("{END}{BEGIN}"), "three").is_err());
+        let (begin, end) = ("<!-- m -->", "<!-- /m -->");
+        let first = replaced("# Results\n", "m", "one").unwrap();
+        assert_eq!(first, format!("# Results\n\n{begin}\none\n{end}\n"));
+        let second = replaced(&format!("{first}\nafter\n"), "m", "two\n").unwrap();
+        assert_eq!(second, format!("# Results\n\n{begin}\ntwo\n{end}\n\nafter\n"));
+        assert!(replaced(begin, "m", "three").is_err());
+        assert!(replaced(&format!("{end}{begin}"), "m", "three").is_err());
     }
 
     #[test]

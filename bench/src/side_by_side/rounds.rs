@@ -26,7 +26,10 @@ pub(crate) struct Options {
     /// The same with Weir's scorer, which listens on {{SCORER_PORT}}.
     #[arg(long, value_name = "FILE", requires = "scorer_command")]
     weir_scorer_config: Option<PathBuf>,
-    /// Starts that scorer; {{SCORER_PORT}}, {{BACKEND_1}} and {{BACKEND_2}} stand for port numbers, the shell's
+    /// The same without our filters: the scorer is the endpoint picker, which listens on {{PICKER_PORT}}.
+    #[arg(long, value_name = "FILE", requires = "scorer_command")]
+    weir_picker_config: Option<PathBuf>,
+    /// Starts that scorer; {{SCORER_PORT}}, {{BACKEND_1}}, {{BACKEND_2}} and {{PICKER_PORT}} stand for port numbers, the shell's
     /// quoting holds.
     #[arg(long, value_name = "COMMAND", requires = "weir_scorer_config")]
     scorer_command: Option<String>,
@@ -72,12 +75,13 @@ fn named(text: &str) -> Result<(String, PathBuf), String> {
 pub(crate) async fn run(options: &Options) -> Result<()> {
     ensure!(options.rounds > 0 && options.rate > 0.0 && options.concurrency > 0, "nothing to measure");
     ensure!(options.sizes.len() == options.requests.len(), "--requests needs one number for each of --sizes");
-    let description = machine::description(&options.envoy, !options.without_sglang).await?;
+    let description = machine::description(Some(&options.envoy), !options.without_sglang).await?;
     let sglang = if options.without_sglang { None } else { Some(machine::sglang_router().await?) };
     let plan = Plan {
         envoy: options.envoy.clone(),
         systems: options.systems.clone(),
         weir_scorer: options.weir_scorer_config.clone(),
+        weir_picker: options.weir_picker_config.clone(),
         scorer_command: options.scorer_command.clone(),
         sglang,
         ext_proc: !options.without_ext_proc,
@@ -96,7 +100,7 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
     );
     println!("{report}");
     if let Some(file) = &options.out {
-        report::write_into(file, &report).with_context(|| file.display().to_string())?;
+        report::write_into(file, report::MARK, &report).with_context(|| file.display().to_string())?;
     }
     Ok(())
 }

@@ -24,6 +24,7 @@ pub(crate) struct Plan {
     /// Envoys by their names, each with its configuration.
     pub(crate) systems: Vec<(String, PathBuf)>,
     pub(crate) weir_scorer: Option<PathBuf>,
+    pub(crate) weir_picker: Option<PathBuf>,
     pub(crate) scorer_command: Option<String>,
     /// The Python that has sglang-router.
     pub(crate) sglang: Option<PathBuf>,
@@ -86,6 +87,9 @@ pub(crate) async fn start(plan: &Plan, scratch: &Path) -> Result<(System, Vec<Sy
     if let (Some(file), Some(command)) = (&plan.weir_scorer, &plan.scorer_command) {
         systems.push(launch.envoy("weir+scorer", &read(file)?, Some(command))?);
     }
+    if let (Some(file), Some(command)) = (&plan.weir_picker, &plan.scorer_command) {
+        systems.push(launch.envoy("scorer as ext_proc", &read(file)?, Some(command))?);
+    }
     if plan.ext_proc {
         systems.push(launch.ext_proc()?);
     }
@@ -133,14 +137,15 @@ impl Launch<'_> {
 
     /// An Envoy from a template, with a scorer beside it when there is a command for one.
     fn envoy(&mut self, name: &str, template: &str, scorer: Option<&str>) -> Result<System> {
-        let (port, beside) = (self.port()?, self.port()?);
+        let (port, beside, picker) = (self.port()?, self.port()?, self.port()?);
+        let beside_it = [("SCORER_PORT", beside), ("PICKER_PORT", picker)];
         let mut processes = Vec::new();
         if let Some(command) = scorer {
-            let command = format!("exec {}", self.fill(command, &[("SCORER_PORT", beside)])?);
+            let command = format!("exec {}", self.fill(command, &beside_it)?);
             let command = ["sh".as_ref(), "-c".as_ref(), command.as_ref()];
             processes.push(self.run("scorer", PROXY_CORE, &command)?);
         }
-        processes.push(self.envoy_process(name, template, &[("PORT", port), ("SCORER_PORT", beside)])?);
+        processes.push(self.envoy_process(name, template, &[&beside_it[..], &[("PORT", port)]].concat())?);
         Ok(System { name: name.to_owned(), port, beside: scorer.map(|_| beside), processes })
     }
 

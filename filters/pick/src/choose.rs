@@ -16,7 +16,8 @@ impl Pick {
         let Some((name, _)) = self.pools.get(asking.lease.pool) else { return false };
         let ask = asking.facts.ask(&asking.blocks);
         let explain = self.explain || asking.facts.explain;
-        let request = Reserve { explain, ..Reserve::of(name, asking.lease.id, &ask) };
+        let trace = asking.telemetry.as_ref().and_then(|telemetry| telemetry.trace.clone());
+        let request = Reserve { explain, trace, ..Reserve::of(name, asking.lease.id, &ask) };
         asking.asked = scorers.ask(host, order, &request);
         asking.lease.asked |= asking.asked.is_some();
         asking.asked.is_some()

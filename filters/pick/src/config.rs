@@ -46,6 +46,9 @@ pub struct Scorer {
     /// Milliseconds between two reports of what became of requests; under load they travel with requests.
     #[serde(default = "Scorer::report_ms")]
     pub report_ms: NonZeroU64,
+    /// It is also told the trace context of requests (`traceparent`) and how their answers went, for its `otel`.
+    #[serde(default)]
+    pub telemetry: bool,
     /// Milliseconds for which it is left alone after a failure; then one request tries it again.
     #[serde(default = "Scorer::retry_ms")]
     pub retry_ms: NonZeroU64,

@@ -24,6 +24,7 @@ mod scorer;
 mod scorers;
 mod scrape;
 mod shared;
+mod telemetry;
 
 pub use config::Config;
 
@@ -33,6 +34,7 @@ use probes::Slot;
 use scorers::{Answer, Asked, Scorers};
 use scrape::Scrape;
 use std::time::Duration;
+use telemetry::Telemetry;
 use weir::breaker::{Outcome, Standing};
 use weir::invalid::Invalid;
 use weir::policy::Candidate;
@@ -79,6 +81,10 @@ struct PoolMetrics {
     out: Metric,
     probes: Metric,
     silent: Metric,
+    queue_requests: Metric,
+    queue_tokens: Metric,
+    saturation: Metric,
+    predicted_ttft: Metric,
 }
 
 impl PoolMetrics {
@@ -93,6 +99,10 @@ impl PoolMetrics {
             out: define(Kind::Gauge, "breaker_out"),
             probes: define(Kind::Gauge, "breaker_probes"),
             silent: define(Kind::Gauge, "pick_silent"),
+            queue_requests: define(Kind::Gauge, "pick_queue_requests"),
+            queue_tokens: define(Kind::Gauge, "pick_queue_tokens"),
+            saturation: define(Kind::Gauge, "pick_saturation_permille"),
+            predicted_ttft: define(Kind::Gauge, "pick_predicted_ttft_ms"),
         }
     }
 }
@@ -114,6 +124,8 @@ pub struct Stream {
     attempts: Attempts,
     /// Held while this request, which was sent by a choice made here, tries an endpoint.
     slot: Option<Slot>,
+    /// What the scorer is to hear at its end.
+    telemetry: Option<Box<Telemetry>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -134,6 +146,7 @@ struct Asking {
     facts: Facts,
     blocks: Vec<u64>,
     asked: Option<Asked>,
+    telemetry: Option<Box<Telemetry>>,
 }
 
 /// Who chose.
@@ -189,7 +202,9 @@ impl Filter for Pick {
             return self.refuse_long(host, &facts, most);
         }
         let lease = Lease { pool, id: self.random.next(), asked: false, dialect, stream: as_stream };
-        let mut asking = Asking { lease, facts, blocks, asked: None };
+        let telemetry = self.scorers.as_ref().filter(|scorers| scorers.telemetry());
+        let telemetry = telemetry.map(|_| Box::new(Telemetry::begin(host, &facts)));
+        let mut asking = Asking { lease, facts, blocks, asked: None, telemetry };
         let order = self.scorers.as_ref().map(|scorers| scorers.order(pool));
         if order.is_some_and(|order| self.ask(host, &mut asking, &order)) {
             stream.asking = Some(asking);
@@ -205,15 +220,15 @@ impl Filter for Pick {
             (Some(scorers), Some(asked)) => scorers.answer(host, &reply, asked),
             _ => Answer::Nothing,
         };
-        let mut reserved = match answer {
-            Answer::Reserved(reserved) => *reserved,
-            Answer::Silent(others) if self.ask(host, &mut asking, &others) => {
-                stream.asking = Some(asking);
-                return Flow::Hold;
-            }
-            Answer::Nothing | Answer::Silent(_) => {
-                return self.choose_here(stream, host, &asking, Source::Fallback);
-            }
+        if let Answer::Silent(others) = &answer
+            && self.ask(host, &mut asking, others)
+        {
+            stream.asking = Some(asking);
+            return Flow::Hold;
+        }
+        stream.telemetry = asking.telemetry.take();
+        let Answer::Reserved(mut reserved) = answer else {
+            return self.choose_here(stream, host, &asking, Source::Fallback);
         };
         if let Some(shut) = reserved.shut.filter(|_| reserved.endpoints.is_empty()) {
             return self.refuse(host, &asking.lease, &shut.into());
@@ -307,6 +322,7 @@ impl Filter for Pick {
             if let (Some(scorers), Some(asked)) = (&mut self.scorers, asking.asked) {
                 scorers.tell_again(asked);
             }
+            stream.telemetry = asking.telemetry;
             asking.lease
         });
         let answered = stream.lease.and_then(|lease| self.over(stream, host, lease));
@@ -320,6 +336,9 @@ impl Filter for Pick {
         }
         let booked = pool.end(lease.id);
         if let Some(scorers) = self.scorers.as_mut().filter(|_| lease.asked) {
+            if let Some(telemetry) = stream.telemetry.take() {
+                scorers.note(lease.pool, telemetry.end(host, name, lease));
+            }
             scorers.note(lease.pool, Event::End { pool: name.to_owned(), lease: lease.id, answered });
         }
         if booked {
@@ -352,6 +371,16 @@ impl Filter for Pick {
             host.record(metrics.probes, u64::from(pool.probing()));
             if self.scrape.is_some() {
                 host.record(metrics.silent, pool.silent(now) as u64);
+            }
+            // A scorer knows better.
+            if self.scorers.is_none() {
+                let pressure = pool.pressure(now);
+                host.record(metrics.queue_requests, pressure.waiting);
+                host.record(metrics.queue_tokens, pressure.queued_tokens);
+                host.record(metrics.saturation, (pressure.saturation * 1e3).round() as u64);
+                if let Some(ms) = pressure.ttft_ms {
+                    host.record(metrics.predicted_ttft, ms.round() as u64);
+                }
             }
         }
         self.peers.keep_up(host);

@@ -67,6 +67,11 @@ impl Scorers {
         self.config.failure_mode == FailureMode::Closed
     }
 
+    /// Whether they are to hear how answers went.
+    pub(crate) fn telemetry(&self) -> bool {
+        self.config.telemetry
+    }
+
     /// How long a scorer that failed is left alone.
     pub(crate) fn retry(&self) -> Duration {
         Duration::from_millis(self.config.retry_ms.get())

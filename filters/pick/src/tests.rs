@@ -859,3 +859,52 @@ fn pools_spread_over_the_scorers_and_keep_their_order() {
     let turned = Scorers::new(other, names.iter().copied());
     assert!((0..names.len()).all(|pool| home(&turned, pool) != home(&scorers, pool)));
 }
+
+#[test]
+fn what_an_autoscaler_reads_is_there_without_a_scorer() {
+    let mut worker = Worker::new(CONFIG);
+    let exchanges: Vec<_> = (0..3).map(|prompt| ask(&mut worker, prompt)).collect();
+    worker.tick();
+    let stat =
+        |worker: &mut Worker<Pick>, name: &str| worker.world().metric(&format!("weir_pick_{name};pool=p"));
+    assert_eq!(stat(&mut worker, "queue_requests"), 3);
+    assert_eq!(stat(&mut worker, "queue_tokens"), 3 * 336);
+    // 336 tokens are 67 ms at 5,000 a second, and an endpoint is full at 2 s.
+    assert_eq!(stat(&mut worker, "saturation_permille"), 34);
+    assert_eq!(stat(&mut worker, "predicted_ttft_ms"), 134, "one that waits, and the next");
+    exchanges.into_iter().for_each(|exchange| drop(worker.finish(exchange)));
+    worker.tick();
+    assert_eq!(stat(&mut worker, "queue_requests") + stat(&mut worker, "queue_tokens"), 0);
+    assert_eq!(stat(&mut worker, "predicted_ttft_ms"), 67, "a usual prompt");
+}
+
+#[test]
+fn the_scorer_hears_of_traces_and_answers_only_where_it_is_told_to() {
+    const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    for telemetry in [false, true] {
+        let mut config: serde_json::Value = serde_json::from_str(&with_scorer("scorer")).unwrap();
+        config["scorer"]["telemetry"] = telemetry.into();
+        let mut worker = Worker::new(&config.to_string());
+        let facts = wire::write_blocks("dialect=chat stream=1 prompt_tokens=9 model=m", &[]);
+        let state = [(wire::BLOCKS, &facts[..]), ("request.headers.traceparent", TRACE.as_bytes())];
+        let mut exchange = worker.request(&[], &state, false);
+        let asked: Reserve = serde_json::from_slice(&exchange.see().calls().remove(0).body).unwrap();
+        assert_eq!(asked.trace.as_deref(), telemetry.then_some(TRACE));
+        worker.reply(&mut exchange, &SCORER_200, &reserved(&["10.0.0.1:1"]));
+        worker.world().pass(Duration::from_millis(250));
+        ends(&mut worker, exchange, "10.0.0.1:1", "200", 0);
+        worker.tick();
+        let report: Vec<Event> = serde_json::from_slice(&worker.calls().remove(0).body).unwrap();
+        let went = report.iter().find_map(|event| match event {
+            Event::Went { went, lease, .. } if *lease == asked.lease => Some(went),
+            _ => None,
+        });
+        assert_eq!(went.is_some(), telemetry, "{report:?}");
+        if let Some(went) = went {
+            assert_eq!((went.dialect.as_str(), went.model.as_str(), went.status), ("chat", "m", 200));
+            assert_eq!((went.served.as_deref(), went.trace.as_deref()), (Some("10.0.0.1:1"), Some(TRACE)));
+            assert!(went.ms >= 250.0, "{went:?}");
+        }
+        assert!(matches!(report.last(), Some(Event::End { .. })), "the end comes last: {report:?}");
+    }
+}

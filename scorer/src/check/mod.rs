@@ -111,6 +111,11 @@ fn scorer(document: &Value, at: &str, report: &mut Report) {
     match scorer::Config::read_document(document.clone()) {
         Ok(config) => {
             policy::notes(document, at, report);
+            if let Some(admin) = config.admin.as_ref().filter(|admin| !admin.listen.ip().is_loopback()) {
+                let at = if at.is_empty() { "admin.listen".to_owned() } else { format!("{at}.admin.listen") };
+                let why = format!("whoever reaches {} sees endpoints, models and load", admin.listen);
+                report.warn(at, why);
+            }
             let effective = serde_json::to_value(config).unwrap_or_default();
             report.parts.push(Part { of: SCORER, at: at.to_owned(), effective });
         }

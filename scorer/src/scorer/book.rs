@@ -1,17 +1,21 @@
 //! The book: pools behind a lock, and what each call does to them.
 
-use super::metrics::Metrics;
+use super::decisions::{Decision, Decisions};
+use super::metrics::{Metrics, NO_ENDPOINT};
 use super::replicas::Link;
 use super::shares::Shares;
 use super::{Config, Refused, Scraped};
 use crate::clock::{self, Clock};
+use crate::otel::Telemetry;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir::breaker::{Moved, Standing};
 use weir::instant::Instant;
-use weir::pool::{Load, Message, Pools, Report, Said};
+use weir::limit::Tally;
+use weir::policy::Demand;
+use weir::pool::{Among, Load, Message, Pools, Pressure, Report, Said};
 use weir::wire::{Event, Reserve, Reserved};
 
 /// A running scorer.
@@ -20,6 +24,8 @@ pub struct Scorer {
     pools: Mutex<Pools>,
     metrics: Metrics,
     clock: Clock,
+    decisions: Decisions,
+    telemetry: Option<Arc<Telemetry>>,
     /// Limits that proxies share.
     pub(super) shares: Shares,
     /// To other scorers, where there are some.
@@ -41,6 +47,14 @@ pub struct PoolLoad {
     pub endpoints: Vec<Load>,
     /// What their engines said of themselves, of those that did.
     pub engines: Vec<Said>,
+    /// How hard it is pressed.
+    pub pressure: Pressure,
+    /// The policy that chooses.
+    pub policy: String,
+    /// Requests that were booked since the scorer started.
+    pub booked: u64,
+    /// Requests that got no endpoint since then.
+    pub turned_away: u64,
 }
 
 /// An endpoint that gets nothing, or probes only.
@@ -61,8 +75,17 @@ impl Scorer {
         let metrics = Metrics::new(pools.iter().map(|(name, _)| name))?;
         let clock = Clock::start();
         let shares = Shares::new(config.store.as_ref(), clock.now())?;
+        let telemetry = config.otel.clone().map(|otel| Telemetry::new(otel, config));
         let link = Link::new(config, clock.now()).map_err(|invalid| invalid.within("store"))?;
-        Ok(Self { pools: Mutex::new(pools), metrics, clock, shares, link: link.map(Arc::new) })
+        Ok(Self {
+            telemetry,
+            pools: Mutex::new(pools),
+            metrics,
+            clock,
+            shares,
+            decisions: Decisions::default(),
+            link: link.map(Arc::new),
+        })
     }
 
     /// What leads to the other scorers.
@@ -87,14 +110,25 @@ impl Scorer {
 
     /// Notes what became of earlier leases, then chooses and books in one step.
     pub fn reserve(&self, ask: &Reserve) -> Result<Reserved, Refused> {
+        self.reserve_among(ask, None)
+    }
+
+    /// The same, from among some endpoints only.
+    pub(crate) fn reserve_among(&self, ask: &Reserve, among: Among<'_>) -> Result<Reserved, Refused> {
         let mut pools = self.pools();
         let now = self.clock.now();
         self.note(&mut pools, &ask.events, now);
         let place = pools.of_name(&ask.pool).ok_or_else(|| Refused::UnknownPool(ask.pool.clone()))?;
         let (name, pool) = pools.get(place).ok_or_else(|| Refused::UnknownPool(ask.pool.clone()))?;
         self.metrics.expired(name, pool.expire(now));
-        let Some(choice) = pool.reserve(ask.lease, &ask.ask(), now) else {
-            let shut = pool.shut(&ask.demand, now).ok_or_else(|| Refused::NoEndpoint(ask.pool.clone()))?;
+        let Some(choice) = pool.reserve_among(ask.lease, &ask.ask(), among, now) else {
+            let shut = pool.turned_away(&ask.demand, among, now);
+            let reason = shut.map_or(NO_ENDPOINT, |(_, reason)| reason.name());
+            self.metrics.turned_away(name, reason, ask.demand.prompt_tokens);
+            if self.decisions.wants(now) {
+                self.decisions.keep(name, ask, Err(reason), now);
+            }
+            let (shut, _) = shut.ok_or_else(|| Refused::NoEndpoint(ask.pool.clone()))?;
             self.metrics.shut(name);
             return Ok(Reserved { shut: Some(shut.into()), ..Reserved::default() });
         };
@@ -105,12 +139,18 @@ impl Scorer {
             }
             link.tell(booked);
         }
-        let why = ask.explain.then(|| serde_json::to_value(pool.why(&choice, now)).unwrap_or_default());
-        self.metrics.reserved(name);
+        let is_watched = self.decisions.wants(now);
+        let why = (ask.explain || is_watched).then(|| pool.why(&choice, now));
+        self.metrics.reserved(name, ask.demand.prompt_tokens, choice.candidate.cached_tokens);
+        let told = why.as_ref().filter(|_| ask.explain);
+        let told = told.map(|why| serde_json::to_value(why).unwrap_or_default());
+        if let Some(why) = why.filter(|_| is_watched) {
+            self.decisions.keep(name, ask, Ok(why), now);
+        }
         Ok(Reserved {
             endpoints: choice.order,
             prefill: choice.prefill,
-            why,
+            why: told,
             cached_tokens: choice.candidate.cached_tokens,
             queued_tokens: choice.candidate.queued_tokens,
             in_flight: choice.candidate.in_flight,
@@ -121,6 +161,13 @@ impl Scorer {
         })
     }
 
+    /// The longest prompt that any endpoint of a pool takes, in tokens, where this one is longer.
+    pub(crate) fn too_long(&self, pool: &str, demand: &Demand) -> Option<u32> {
+        let mut pools = self.pools();
+        let place = pools.of_name(pool)?;
+        pools.get(place)?.1.too_long(demand)
+    }
+
     /// Notes what became of leases.
     pub fn report(&self, events: &[Event]) {
         self.note(&mut self.pools(), events, self.clock.now());
@@ -129,10 +176,15 @@ impl Scorer {
     /// Events of pools and leases that are not known here are let go: they are from before a restart.
     fn note(&self, pools: &mut Pools, events: &[Event], now: Instant) {
         for event in events {
-            let (Event::FirstToken { pool, .. } | Event::Attempted { pool, .. } | Event::End { pool, .. }) =
-                event;
+            let (Event::FirstToken { pool, .. }
+            | Event::Attempted { pool, .. }
+            | Event::Went { pool, .. }
+            | Event::End { pool, .. }) = event;
             let Some(place) = pools.of_name(pool) else { continue };
-            let message = event.message(place as u16);
+            if let (Event::Went { lease, went, .. }, Some(telemetry)) = (event, &self.telemetry) {
+                telemetry.went(pool, *lease, went);
+            }
+            let Some(message) = event.message(place as u16) else { continue };
             match (pools.hear(&message, now), event) {
                 (Some(Moved::Out), Event::Attempted { pool, endpoint, outcome, .. }) => {
                     self.metrics.tripped(pool);
@@ -185,27 +237,48 @@ impl Scorer {
     /// What is known of every pool.
     pub fn loads(&self) -> Vec<PoolLoad> {
         let now = self.clock.now();
-        let load = |(name, pool): (&str, &weir::pool::Pool)| PoolLoad {
-            name: name.to_owned(),
-            leases: pool.leases(),
-            probes: pool.probing(),
-            out: pool
-                .standings(now)
-                .filter(|(_, standing, _)| !matches!(standing, Standing::Closed | Standing::Ramp))
-                .map(|(address, standing, wait)| Out {
-                    address: address.to_owned(),
-                    standing: standing.name(),
-                    wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
-                })
-                .collect(),
-            endpoints: pool.loads(),
-            engines: pool.said(now).collect(),
+        let load = |(name, pool): (&str, &weir::pool::Pool)| {
+            let (booked, turned_away) = self.metrics.requests(name);
+            PoolLoad {
+                name: name.to_owned(),
+                pressure: pool.pressure(now),
+                policy: pool.policy().to_owned(),
+                booked,
+                turned_away,
+                leases: pool.leases(),
+                probes: pool.probing(),
+                out: pool
+                    .standings(now)
+                    .filter(|(_, standing, _)| !matches!(standing, Standing::Closed | Standing::Ramp))
+                    .map(|(address, standing, wait)| Out {
+                        address: address.to_owned(),
+                        standing: standing.name(),
+                        wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
+                    })
+                    .collect(),
+                endpoints: pool.loads(),
+                engines: pool.said(now).collect(),
+            }
         };
         self.pools().iter().map(load).collect()
     }
 
+    /// The decisions after a number; for a while more will be kept.
+    pub(crate) fn decisions(&self, after: u64) -> Vec<Decision> {
+        self.decisions.look(after, self.clock.now())
+    }
+
+    /// Keys of shared limits, whether their store answers (`None`: there is none), and those of which most is used.
+    pub(crate) fn shared(&self, most: usize) -> (usize, Option<bool>, Vec<Tally>) {
+        let tallies = self.shares.tallies(most, self.clock.now());
+        (self.shares.keys(), self.shares.store_up(), tallies)
+    }
+
     /// Everything counted, as Prometheus reads it.
     pub fn metrics(&self) -> anyhow::Result<String> {
+        if let Some(telemetry) = &self.telemetry {
+            self.metrics.exported(telemetry.counts());
+        }
         self.metrics.shares(self.shares.keys(), self.shares.store_up());
         if let Some(link) = &self.link {
             link.count(&self.metrics.replicas, self.clock.now());
@@ -213,15 +286,20 @@ impl Scorer {
         Ok(self.metrics.text(&self.loads())?)
     }
 
-    pub(super) fn now(&self) -> Instant {
+    pub(crate) fn now(&self) -> Instant {
         self.clock.now()
     }
 
-    pub(super) fn refused(&self, refused: &Refused) {
+    pub(crate) fn refused(&self, refused: &Refused) {
         self.metrics.refused(refused);
     }
 
-    pub(super) fn took(&self, time: Duration) {
+    /// What is exported, where something is.
+    pub fn telemetry(&self) -> Option<Arc<Telemetry>> {
+        self.telemetry.clone()
+    }
+
+    pub(crate) fn took(&self, time: Duration) {
         self.metrics.took(time);
     }
 }
@@ -229,7 +307,6 @@ impl Scorer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weir::policy::Demand;
     use weir::pool::Ask;
 
     fn reserve(pool: &str) -> Reserve {

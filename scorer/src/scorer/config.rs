@@ -1,7 +1,7 @@
 //! The scorer's configuration: where it listens, its pools, how they choose.
 
 use super::{ReplicasConfig, Signals, StoreConfig};
-use crate::document;
+use crate::{admin, document, otel, picker};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::net::SocketAddr;
@@ -23,12 +23,21 @@ pub struct Config {
     /// How engines are asked how they are; without this they are not, and what was sent to them is all that is known.
     #[serde(default)]
     pub signals: Option<Signals>,
+    /// The admin page; without this there is none.
+    #[serde(default)]
+    pub admin: Option<admin::Config>,
+    /// Where metrics and spans go by OTLP; without this, nowhere.
+    #[serde(default)]
+    pub otel: Option<otel::Config>,
     /// Where limits that proxies share are kept; without this, in memory.
     #[serde(default)]
     pub store: Option<StoreConfig>,
     /// How load and prefixes are shared with other scorers, over the store; without this they are not.
     #[serde(default)]
     pub replicas: Option<ReplicasConfig>,
+    /// How it is an endpoint picker for gateways without our filters; without this it is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub picker: Option<picker::Config>,
 }
 
 fn loopback() -> SocketAddr {
@@ -56,6 +65,15 @@ impl Config {
         }
         if let Some(signals) = &config.signals {
             signals.check().map_err(|invalid| invalid.within("signals"))?;
+        }
+        if let Some(otel) = &config.otel {
+            otel.check().map_err(|invalid| invalid.within("otel"))?;
+        }
+        if let Some(admin) = &config.admin {
+            admin.check().map_err(|invalid| invalid.within("admin"))?;
+        }
+        if let Some(picker) = &config.picker {
+            picker.check(&config.pools, &config.choose).map_err(|invalid| invalid.within("picker"))?;
         }
         Ok(config)
     }
@@ -103,6 +121,15 @@ mod tests {
                 "replicas.flush: unknown field",
             ),
             ("{pools: [{nam: a}]}", "pools[0].nam: unknown field `nam`"),
+            (
+                "{otel: {endpoint: 'https://c'}, pools: [{name: a, models: [], endpoints: ['[::1]:1']}]}",
+                "otel.endpoint: \"https://c\" is not http://",
+            ),
+            ("{admin: {port: 1}, pools: []}", "admin.port: unknown field"),
+            (
+                "{admin: {hosts: [a, 'http://b']}, pools: [{name: a, models: [], endpoints: ['[::1]:1']}]}",
+                "admin.hosts[1]: \"http://b\" is not a host name",
+            ),
             ("{listen: x, pools: []}", "listen: invalid socket address"),
             (
                 "{choose: {policy: x}, pools: [{name: a, models: [], endpoints: ['[::1]:1']}]}",

@@ -5,16 +5,23 @@
 //! endpoint that left is simply not among them.
 
 use super::replicas::Gauges;
-use super::{PoolLoad, Refused, Scraped};
+use super::{PoolLoad, Refused, Scraped, gauges};
+use crate::otel;
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
     core::Collector,
 };
 use std::time::Duration;
+use weir::pool::Spilled;
 
 /// Seconds: a choice takes microseconds; beyond a tenth of a second every gateway has stopped waiting.
 const BUCKETS: [f64; 12] =
     [0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1];
+
+/// The time of a choice.
+pub(super) const RESERVE_SECONDS: &str = "weir_scorer_reserve_seconds";
+/// Why a pool that has no endpoint turns requests away.
+pub(super) const NO_ENDPOINT: &str = "no_endpoint";
 
 /// The counters.
 #[derive(Debug)]
@@ -25,11 +32,16 @@ pub(super) struct Metrics {
     expired: IntCounterVec,
     trips: IntCounterVec,
     shut: IntCounterVec,
+    turned_away: IntCounterVec,
+    turned_away_tokens: IntCounterVec,
+    prompt_tokens: IntCounterVec,
+    cached_tokens: IntCounterVec,
     reserve_seconds: Histogram,
     scrapes: IntCounterVec,
     shared_keys: IntGauge,
     store_up: IntGauge,
     pub(super) replicas: Gauges,
+    exported: IntCounterVec,
 }
 
 impl Metrics {
@@ -50,8 +62,27 @@ impl Metrics {
         let trips = count("weir_scorer_trips_total", "Times that an endpoint went out.", "pool")?;
         let shut =
             count("weir_scorer_shut_total", "Requests that got no endpoint, because all were out.", "pool")?;
+        let turned_away = registered(
+            &registry,
+            IntCounterVec::new(
+                Opts::new("weir_scorer_turned_away_total", "Requests that got no endpoint, by the reason."),
+                &["pool", "reason"],
+            )?,
+        )?;
+        let turned_away_tokens = count(
+            "weir_scorer_turned_away_tokens_total",
+            "Prompt tokens of requests that got no endpoint.",
+            "pool",
+        )?;
+        let prompt_tokens =
+            count("weir_scorer_prompt_tokens_total", "Prompt tokens of requests that got one.", "pool")?;
+        let cached_tokens = count(
+            "weir_scorer_cached_tokens_total",
+            "Of these, the ones that were believed to be in its cache.",
+            "pool",
+        )?;
         let seconds = HistogramOpts::new(
-            "weir_scorer_reserve_seconds",
+            RESERVE_SECONDS,
             "Time from a complete reserve call to its answer, in seconds.",
         );
         let reserve_seconds =
@@ -71,9 +102,20 @@ impl Metrics {
         )?;
         let (shared_keys, store_up) = (registered(&registry, shared_keys)?, registered(&registry, store_up)?);
         let replicas = Gauges::new(&registry)?;
+        let exported = IntCounterVec::new(
+            Opts::new(
+                "weir_scorer_otel_total",
+                "Spans that a collector took (sent) or did not (dropped), and messages that failed.",
+            ),
+            &["outcome"],
+        )?;
+        let exported = registered(&registry, exported)?;
         for pool in pools {
             reservations.with_label_values(&[pool]);
-            for counter in [&expired, &trips, &shut] {
+            for reason in Spilled::ALL.map(Spilled::name).into_iter().chain([NO_ENDPOINT]) {
+                turned_away.with_label_values(&[pool, reason]);
+            }
+            for counter in [&expired, &trips, &shut, &turned_away_tokens, &prompt_tokens, &cached_tokens] {
                 counter.with_label_values(&[pool]);
             }
         }
@@ -87,11 +129,16 @@ impl Metrics {
             expired,
             trips,
             shut,
+            turned_away,
+            turned_away_tokens,
+            prompt_tokens,
+            cached_tokens,
             reserve_seconds,
             scrapes,
             shared_keys,
             store_up,
             replicas,
+            exported,
         })
     }
 
@@ -101,8 +148,34 @@ impl Metrics {
         self.store_up.set(i64::from(up.unwrap_or(true)));
     }
 
-    pub(super) fn reserved(&self, pool: &str) {
+    /// What became of telemetry.
+    pub(super) fn exported(&self, counts: otel::Counts) {
+        for (outcome, count) in
+            [("sent", counts.sent), ("dropped", counts.dropped), ("failed", counts.failed)]
+        {
+            let counter = self.exported.with_label_values(&[outcome]);
+            counter.inc_by(count.saturating_sub(counter.get()));
+        }
+    }
+
+    /// A request was booked, with so many tokens, of which so many are believed to be cached.
+    pub(super) fn reserved(&self, pool: &str, prompt_tokens: u32, cached_tokens: u32) {
         self.reservations.with_label_values(&[pool]).inc();
+        self.prompt_tokens.with_label_values(&[pool]).inc_by(u64::from(prompt_tokens));
+        self.cached_tokens.with_label_values(&[pool]).inc_by(u64::from(cached_tokens));
+    }
+
+    /// A request of so many tokens got no endpoint.
+    pub(super) fn turned_away(&self, pool: &str, reason: &str, prompt_tokens: u32) {
+        self.turned_away.with_label_values(&[pool, reason]).inc();
+        self.turned_away_tokens.with_label_values(&[pool]).inc_by(u64::from(prompt_tokens));
+    }
+
+    /// Requests of a pool that were booked since the start, and those that got no endpoint.
+    pub(super) fn requests(&self, pool: &str) -> (u64, u64) {
+        let reasons = Spilled::ALL.map(Spilled::name).into_iter().chain([NO_ENDPOINT]);
+        let away = reasons.map(|reason| self.turned_away.with_label_values(&[pool, reason]).get()).sum();
+        (self.reservations.with_label_values(&[pool]).get(), away)
     }
 
     pub(super) fn tripped(&self, pool: &str) {
@@ -205,7 +278,9 @@ impl Metrics {
             }
         }
         let mut families = self.registry.gather();
+        families.extend(gauges::renamed(&families));
         families.extend(book.gather());
+        families.extend(gauges::gather(loads)?);
         TextEncoder::new().encode_to_string(&families)
     }
 }

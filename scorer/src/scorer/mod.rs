@@ -14,6 +14,8 @@
 
 mod book;
 mod config;
+mod decisions;
+mod gauges;
 mod metrics;
 mod replicas;
 mod routes;
@@ -24,6 +26,7 @@ mod watch;
 
 pub use book::{PoolLoad, Scorer};
 pub use config::Config;
+pub use decisions::Decision;
 pub use replicas::Config as ReplicasConfig;
 pub use routes::Refused;
 pub use scrape::scrape;
@@ -31,6 +34,8 @@ pub use store::Config as StoreConfig;
 pub use watch::Watch;
 pub use weir::signals::{Config as Signals, Scraped};
 
+use crate::picker::{self, Picker};
+use crate::{admin, otel};
 use anyhow::Context;
 use axum::serve::ListenerExt;
 use std::future::Future;
@@ -40,7 +45,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
+use tokio::runtime::{Handle, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch::{Receiver, channel};
+use tokio::task::JoinHandle;
 
 /// How often leases are looked through, and the configuration file.
 const LOOK: Duration = Duration::from_secs(1);
@@ -52,12 +60,35 @@ pub fn run(file: &Path, listen: Option<SocketAddr>) -> anyhow::Result<()> {
     let text = std::fs::read(file).with_context(|| format!("{}: cannot be read", file.display()))?;
     let config = Config::read(&text).with_context(|| file.display().to_string())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let threads = config.picker.as_ref().map(picker_threads).transpose()?;
     runtime.block_on(async {
         let address = listen.unwrap_or(config.listen);
         let listener =
             TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
         let scorer = Arc::new(Scorer::new(&config)?);
-        let stop = told_to_stop()?;
+        let (stop, stopped) = channel(false);
+        let told = told_to_stop()?;
+        tokio::spawn(async move {
+            told.await;
+            let _ = stop.send(true);
+        });
+        let picking = match (&config.picker, &threads) {
+            (Some(own), Some(threads)) => {
+                let picker = Arc::new(Picker::new(Arc::clone(&scorer), &config.pools, own));
+                Some(pick(threads.handle(), own.listen, picker, until(stopped.clone())).await?)
+            }
+            _ => None,
+        };
+        if let Some(page) = config.admin.clone() {
+            let listener = TcpListener::bind(page.listen)
+                .await
+                .with_context(|| format!("admin.listen: cannot listen on {}", page.listen))?;
+            log::info!("the admin page is at http://{}", page.listen);
+            tokio::spawn(admin::serve(listener, page, config.pools.clone(), Arc::clone(&scorer)));
+        }
+        if let Some(telemetry) = scorer.telemetry() {
+            tokio::spawn(otel::follow(telemetry));
+        }
         if let Some(link) = scorer.link() {
             replicas::follow(link, &scorer);
         }
@@ -67,10 +98,41 @@ pub fn run(file: &Path, listen: Option<SocketAddr>) -> anyhow::Result<()> {
         tokio::spawn(Watch::new(file, text, config).follow(Arc::clone(&scorer), LOOK));
         // Whoever started it may not read what it says: that is no reason to end.
         let _ = writeln!(std::io::stdout(), "weir scorer listening on {}", listener.local_addr()?);
-        serve(listener, scorer, stop).await?;
+        serve(listener, scorer, until(stopped)).await?;
+        if let Some(picking) = picking {
+            picking.await??;
+        }
         log::info!("stopped");
         Ok(())
     })
+}
+
+fn picker_threads(config: &picker::Config) -> std::io::Result<Runtime> {
+    let threads = config.threads.get();
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(threads)
+        .thread_name("picker")
+        .enable_all()
+        .build()
+}
+
+/// Starts the picker on threads of its own.
+async fn pick(
+    threads: &Handle,
+    address: SocketAddr,
+    picker: Arc<Picker>,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> anyhow::Result<JoinHandle<anyhow::Result<()>>> {
+    let listener = threads.spawn(TcpListener::bind(address)).await?;
+    let listener = listener.with_context(|| format!("picker.listen: cannot listen on {address}"))?;
+    let _ = writeln!(std::io::stdout(), "weir picker listening on {}", listener.local_addr()?);
+    Ok(threads.spawn(picker::serve(listener, picker, stop)))
+}
+
+/// Waits until all are told to stop.
+async fn until(mut stopped: Receiver<bool>) {
+    // Nobody is left to say it: that is the end too.
+    let _ = stopped.wait_for(|stop| *stop).await;
 }
 
 /// Serves until `stop`; then accepts nothing more and finishes what is under way.

@@ -115,11 +115,17 @@ fn read<T: DeserializeOwned>(body: Body) -> Result<T, Refused> {
 
 async fn reserve(State(scorer): State<Arc<Scorer>>, body: Body) -> Response {
     let start = scorer.now();
-    let reserved = match scorer.is_ready() {
-        true => read(body).and_then(|ask| scorer.reserve(&ask)),
-        false => Err(Refused::Joining),
+    let ask = read::<wire::Reserve>(body);
+    let reserved = match (scorer.is_ready(), &ask) {
+        (false, _) => Err(Refused::Joining),
+        (true, Ok(ask)) => scorer.reserve(ask),
+        (true, Err(refused)) => Err(refused.clone()),
     };
-    scorer.took(scorer.now().since(start));
+    let took = scorer.now().since(start);
+    scorer.took(took);
+    if let (Some(telemetry), Ok(ask), Ok(reserved)) = (scorer.telemetry(), &ask, &reserved) {
+        telemetry.reserved(ask, reserved, took);
+    }
     match reserved {
         Ok(reserved) => Json(reserved).into_response(),
         Err(refused) => refuse(&scorer, refused),

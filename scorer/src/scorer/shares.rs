@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir::instant::Instant;
 use weir::invalid::Invalid;
-use weir::limit::{Claims, FailureMode, Grants, Ledger};
+use weir::limit::{Claims, FailureMode, Grants, Ledger, Tally};
 
 /// The ledger, wherever it is.
 #[derive(Debug)]
@@ -100,6 +100,12 @@ impl Shares {
     /// Keys in memory.
     pub(super) fn keys(&self) -> usize {
         self.memory().ledger.len()
+    }
+
+    /// What is shared out of the keys of which most is used.
+    pub(super) fn tallies(&self, most: usize, now: Instant) -> Vec<Tally> {
+        let memory = self.memory();
+        memory.ledger.tallies(most, now + memory.ahead)
     }
 
     /// Whether the store answers; `None`: there is none.

@@ -3,7 +3,7 @@
 //! The file is read once a second and compared with what was read before. Polling needs nothing of the file
 //! system, and sees what file events miss: a mounted ConfigMap changes by a link far away. Of a good new file
 //! the endpoints are applied, with the load and prefixes of those that stay; of a bad one nothing is. All else
-//! (policy, address, the set of pools) takes a restart, since leases that are out were booked by it.
+//! (policy, addresses, the set of pools) takes a restart, since leases that are out were booked by it.
 
 use super::{Config, Scorer};
 use std::path::{Path, PathBuf};
@@ -83,6 +83,15 @@ fn needs_restart(running: &Config, next: &Config) -> Vec<String> {
     }
     if running.signals != next.signals {
         parts.push("signals".to_owned());
+    }
+    if running.otel != next.otel {
+        parts.push("otel".to_owned());
+    }
+    if running.admin != next.admin {
+        parts.push("admin".to_owned());
+    }
+    if serde_json::to_value(&running.picker).ok() != serde_json::to_value(&next.picker).ok() {
+        parts.push("picker".to_owned());
     }
     if running.store != next.store {
         parts.push("store".to_owned());

@@ -121,6 +121,11 @@ impl Engine {
         *self.app.said.lock().unwrap() = metrics.map(str::to_owned);
     }
 
+    /// Lists these as LoRA adapters of its first model from now on, and no other models.
+    pub fn list_adapters(&self, adapters: &[&str]) {
+        *self.app.adapters.lock().unwrap() = Some(adapters.iter().map(|name| (*name).to_owned()).collect());
+    }
+
     /// Whether scrapes hang from now on; requests are served as before.
     pub fn fall_silent(&self, is_silent: bool) {
         self.app.is_silent.store(is_silent, Ordering::Relaxed);

@@ -36,6 +36,8 @@ pub(crate) struct App {
     pub(crate) faults: Faults,
     /// What scrapes are told in the place of the truth.
     pub(crate) said: Mutex<Option<String>>,
+    /// LoRA adapters of the first model, in the list in the place of all other models.
+    pub(crate) adapters: Mutex<Option<Vec<String>>>,
     /// Scrapes get no answer.
     pub(crate) is_silent: AtomicBool,
     life: watch::Sender<Life>,
@@ -49,6 +51,7 @@ impl App {
             log: Arc::new(Log::new(config.requests)),
             faults: Faults::new(config.fault.clone()),
             said: Mutex::new(None),
+            adapters: Mutex::new(None),
             is_silent: AtomicBool::new(false),
             life,
             ids: AtomicU64::new(1),
@@ -91,11 +94,15 @@ pub(crate) fn router(app: Arc<App>) -> Router {
 
 async fn models(State(app): Shared) -> Json<Value> {
     let created = unix_s();
-    let model = |id: &String| {
+    let model = |id: &String, parent: Option<&String>| {
         json!({"id": id, "object": "model", "created": created, "owned_by": "vllm", "root": id,
-            "parent": null, "max_model_len": app.config.kv_tokens})
+            "parent": parent, "max_model_len": app.config.kv_tokens})
     };
-    Json(json!({"object": "list", "data": app.config.models.iter().map(model).collect::<Vec<_>>()}))
+    let adapters = app.adapters.lock().unwrap().clone();
+    let bases = app.config.models.iter().take(if adapters.is_some() { 1 } else { usize::MAX });
+    let mut list: Vec<Value> = bases.map(|id| model(id, None)).collect();
+    list.extend(adapters.iter().flatten().map(|id| model(id, app.config.models.first())));
+    Json(json!({"object": "list", "data": list}))
 }
 
 async fn metrics(State(app): Shared) -> impl IntoResponse {
