@@ -5,6 +5,7 @@
 //! | [`scorer`] | serves the core's pools to many gateways, over HTTP |
 //! | [`admin`] | the page that shows them to a person |
 //! | [`picker`] | the same for gateways without our filters: `ext_proc` and the endpoint-picker protocol |
+//! | [`discovery`] | finds endpoints in files and in DNS |
 //! | [`check`] | says whether a configuration file would be accepted, and where not |
 //! | [`explain`] | says what the filters would make of one request or one answer |
 //! | [`lab`] | compares policies on a pool of engines in simulated time |
@@ -21,6 +22,7 @@
 pub mod admin;
 pub mod check;
 pub mod clock;
+pub mod discovery;
 pub mod document;
 pub mod explain;
 pub mod lab;

@@ -16,6 +16,7 @@ pub struct Spec {
     /// The models its endpoints serve, as clients name them.
     pub models: Vec<String>,
     /// Its endpoints, each `address:port`.
+    #[serde(default)]
     pub endpoints: Vec<String>,
     /// The cluster of Envoy's that leads to its endpoints, through which `pick` asks them how they are; the pool's name
     /// unless given.
@@ -41,6 +42,16 @@ pub struct Pools {
 impl Pools {
     /// Checks and makes all pools; `config` holds for each that has none of its own.
     pub fn new(specs: &[Spec], config: &Config, seed: u64) -> Result<Self, Invalid> {
+        Self::with_discovered(specs, config, seed, &|_| false)
+    }
+
+    /// The same, where the endpoints of some pools, by their names, will come from elsewhere. Those begin with none.
+    pub fn with_discovered(
+        specs: &[Spec],
+        config: &Config,
+        seed: u64,
+        discovered: &dyn Fn(&str) -> bool,
+    ) -> Result<Self, Invalid> {
         if specs.is_empty() {
             return Err(Invalid::new("pools", "empty; name at least one pool"));
         }
@@ -60,7 +71,14 @@ impl Pools {
                     return Err(Invalid::new(place(&format!("models[{nth}]")), why));
                 }
             }
-            if spec.endpoints.is_empty() {
+            let found = discovered(&spec.name);
+            if found && !spec.endpoints.is_empty() {
+                return Err(Invalid::new(
+                    place("endpoints"),
+                    "given, and discovered as well: one of the two",
+                ));
+            }
+            if spec.endpoints.is_empty() && !found {
                 return Err(Invalid::new(place("endpoints"), "empty; name at least one endpoint"));
             }
             if spec.cluster.as_ref().is_some_and(String::is_empty) {
@@ -73,7 +91,7 @@ impl Pools {
                 attributes.check().map_err(|(field, why)| {
                     Invalid::new(place(&format!("attributes[{address:?}].{field}")), why)
                 })?;
-                if !spec.endpoints.contains(address) {
+                if !found && !spec.endpoints.contains(address) {
                     let why = format!("{address} is no endpoint of this pool");
                     return Err(Invalid::new(place(&format!("attributes[{address:?}]")), why));
                 }

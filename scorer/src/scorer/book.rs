@@ -8,13 +8,14 @@ use super::{Config, Refused, Scraped};
 use crate::clock::{self, Clock};
 use crate::otel::Telemetry;
 use serde::Serialize;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir::breaker::{Moved, Standing};
 use weir::instant::Instant;
+use weir::invalid::Invalid;
 use weir::limit::Tally;
-use weir::policy::Demand;
+use weir::policy::{Attributes, Demand};
 use weir::pool::{Among, Load, Message, Pools, Pressure, Report, Said};
 use weir::wire::{Event, Reserve, Reserved};
 
@@ -30,6 +31,8 @@ pub struct Scorer {
     pub(super) shares: Shares,
     /// To other scorers, where there are some.
     link: Option<Arc<Link>>,
+    /// Pools whose endpoints do not come from the configuration.
+    discovered: BTreeSet<String>,
 }
 
 /// What is known of one pool.
@@ -85,6 +88,7 @@ impl Scorer {
             shares,
             decisions: Decisions::default(),
             link: link.map(Arc::new),
+            discovered: config.discovery.keys().cloned().collect(),
         })
     }
 
@@ -211,12 +215,32 @@ impl Scorer {
 
     /// Gives every pool the endpoints that a configuration, accepted as a whole, has for it.
     pub fn set_endpoints(&self, config: &Config) {
-        for (name, pool) in self.pools().iter_mut() {
+        let is_found = |name: &str| self.discovered.contains(name) || config.discovery.contains_key(name);
+        for (name, pool) in self.pools().iter_mut().filter(|(name, _)| !is_found(name)) {
             let set = config.endpoints_of(name).map_or(Ok(()), |endpoints| pool.set_endpoints(endpoints));
             if let Err(invalid) = set {
                 log::error!("pool {name:?} keeps its endpoints: {invalid}");
             }
         }
+    }
+
+    /// Gives one pool the endpoints that were found for it, and, where that was found too, what is known of them. Says how
+    /// many it had.
+    pub(crate) fn set_pool(
+        &self,
+        name: &str,
+        endpoints: &[String],
+        attributes: Option<BTreeMap<String, Attributes>>,
+    ) -> Result<usize, Invalid> {
+        let mut pools = self.pools();
+        let place = pools.of_name(name);
+        let Some((_, pool)) = place.and_then(|place| pools.get(place)) else { return Ok(0) };
+        let before = pool.addresses().count();
+        pool.set_endpoints(endpoints)?;
+        if let Some(attributes) = attributes {
+            pool.describe(attributes);
+        }
+        Ok(before)
     }
 
     /// The addresses of all endpoints, each once.

@@ -1,7 +1,7 @@
 //! The scorer's configuration: where it listens, its pools, how they choose.
 
 use super::{ReplicasConfig, Signals, StoreConfig};
-use crate::{admin, document, otel, picker};
+use crate::{admin, discovery, document, otel, picker};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::net::SocketAddr;
@@ -35,6 +35,9 @@ pub struct Config {
     /// How load and prefixes are shared with other scorers, over the store; without this they are not.
     #[serde(default)]
     pub replicas: Option<ReplicasConfig>,
+    /// Where the endpoints of pools come from that have none here, by the pools' names.
+    #[serde(default, skip_serializing_if = "discovery::Config::is_empty")]
+    pub discovery: discovery::Config,
     /// How it is an endpoint picker for gateways without our filters; without this it is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub picker: Option<picker::Config>,
@@ -53,6 +56,8 @@ impl Config {
     /// Reads and checks a document that has been parsed.
     pub fn read_document(document: Value) -> Result<Self, Invalid> {
         let config: Self = read_value(document)?;
+        let names: Vec<&str> = config.pools.iter().map(|spec| spec.name.as_str()).collect();
+        discovery::check(&config.discovery, &names).map_err(|invalid| invalid.within("discovery"))?;
         config.pools(0)?;
         if let Some(store) = &config.store {
             store.client().map_err(|invalid| invalid.within("store"))?;
@@ -80,7 +85,7 @@ impl Config {
 
     /// The pools, with nothing booked.
     pub fn pools(&self, seed: u64) -> Result<Pools, Invalid> {
-        Pools::new(&self.pools, &self.choose, seed)
+        Pools::with_discovered(&self.pools, &self.choose, seed, &|pool| self.discovery.contains_key(pool))
     }
 
     /// The endpoints of the pool of that name.
@@ -121,6 +126,32 @@ mod tests {
                 "replicas.flush: unknown field",
             ),
             ("{pools: [{nam: a}]}", "pools[0].nam: unknown field `nam`"),
+            (
+                "{discovery: {b: {file: x}}, pools: [{name: a, models: [], endpoints: ['[::1]:1']}]}",
+                "discovery.b: no pool is named",
+            ),
+            (
+                "{discovery: {a: {file: x}}, pools: [{name: a, models: [], endpoints: ['[::1]:1']}]}",
+                "pools[0].endpoints: given, and discovered",
+            ),
+            ("{discovery: {a: {}}, pools: [{name: a, models: []}]}", "discovery.a: give a file, or names"),
+            (
+                "{discovery: {a: {dns: [b]}}, pools: [{name: a, models: []}]}",
+                "discovery.a.dns[0]: \"b\" is neither",
+            ),
+            (
+                "{discovery: {a: {dns: ['b:x']}}, pools: [{name: a, models: []}]}",
+                "discovery.a.dns[0]: \"x\" is no port",
+            ),
+            ("{pools: [{name: a, models: []}]}", "pools[0].endpoints: empty"),
+            (
+                "{picker: {pool: b}, pools: [{name: a, models: [], endpoints: ['[::1]:1']}]}",
+                "picker.pool: no pool is named \"b\"; there are a",
+            ),
+            (
+                "{picker: {request: {block_tokens: 32}}, pools: [{name: a, models: [], endpoints: ['[::1]:1']}]}",
+                "picker.request.block_tokens: 32, but pool \"a\" has blocks of 16",
+            ),
             (
                 "{otel: {endpoint: 'https://c'}, pools: [{name: a, models: [], endpoints: ['[::1]:1']}]}",
                 "otel.endpoint: \"https://c\" is not http://",

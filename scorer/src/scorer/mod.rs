@@ -34,6 +34,7 @@ pub use store::Config as StoreConfig;
 pub use watch::Watch;
 pub use weir::signals::{Config as Signals, Scraped};
 
+use crate::discovery;
 use crate::picker::{self, Picker};
 use crate::{admin, otel};
 use anyhow::Context;
@@ -95,6 +96,7 @@ pub fn run(file: &Path, listen: Option<SocketAddr>) -> anyhow::Result<()> {
         if let Some(signals) = config.signals.clone() {
             tokio::spawn(scrape(Arc::clone(&scorer), signals));
         }
+        discovery::follow(&scorer, &config.discovery)?;
         tokio::spawn(Watch::new(file, text, config).follow(Arc::clone(&scorer), LOOK));
         // Whoever started it may not read what it says: that is no reason to end.
         let _ = writeln!(std::io::stdout(), "weir scorer listening on {}", listener.local_addr()?);
