@@ -180,7 +180,7 @@ impl Link {
     /// The store answers or fails: said once a change.
     fn is_up(&self, now: Result<(), String>) {
         let up = now.is_ok();
-        let was = std::mem::replace(&mut self.outbox().is_up, Some(up));
+        let was = self.outbox().is_up.replace(up);
         match (now, was) {
             (Err(why), None | Some(true)) => {
                 log::warn!("the store that scorers share fails, each goes on with what it knows: {why}");
