@@ -8,6 +8,7 @@
 //! | [`response`] | what an answer used, when its first token came, how it ended |
 //! | [`pool`] | who is loaded with what, who holds which prefix, who gets the next request |
 //! | [`kv`] | which blocks of tokens an engine says that it holds |
+//! | [`replicas`] | what scorers that share pools tell each other, and when one that has joined may be asked |
 //! | [`signals`] | what an engine says of itself |
 //! | [`breaker`] | which endpoints may be sent to, by how their answers went |
 //! | [`limit`] | whether a request may be admitted, and what it is charged |
@@ -29,6 +30,7 @@ pub mod policy;
 pub mod pool;
 pub mod queue;
 pub mod random;
+pub mod replicas;
 pub mod request;
 pub mod response;
 pub mod rewrite;

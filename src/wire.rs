@@ -9,7 +9,7 @@
 use crate::breaker::{Outcome, Shut};
 use crate::invalid::{self, Invalid};
 use crate::policy::Demand;
-use crate::pool::{Answered, Ask, Spill};
+use crate::pool::{Answered, Ask, Message, Spill};
 use crate::request::{Dialect, Facts, word};
 use crate::response::{Report, Status, Usage};
 use serde::{Deserialize, Serialize};
@@ -116,6 +116,8 @@ pub const REPORT_PATH: &str = "/v1/report";
 pub const ALLOWANCES_PATH: &str = "/v1/allowances";
 /// Header that the scorer sets on each of its answers: Envoy answers in its place when it is late or gone.
 pub const SCORER: &str = "x-weir-scorer";
+/// Its value while the scorer does not know yet what the others know: better ask another.
+pub const JOINING: &str = "joining";
 
 /// Asks the scorer for an endpoint.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -461,6 +463,20 @@ fn number(digits: &str) -> Option<u32> {
 fn read_hash(digits: &str) -> Option<u64> {
     let fits = digits.len() == 16 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     fits.then(|| u64::from_str_radix(digits, 16).ok())?
+}
+
+impl Event {
+    /// The same among those who keep the same pools, if it concerns them; its pool is at this place.
+    pub fn message(&self, place: u16) -> Option<Message> {
+        Some(match self.clone() {
+            Self::FirstToken { lease, served, .. } => Message::FirstToken { pool: place, lease, served },
+            Self::Attempted { lease, endpoint, outcome, .. } => {
+                Message::Attempted { pool: place, lease, endpoint, outcome }
+            }
+            Self::Went { .. } => return None,
+            Self::End { lease, answered, .. } => Message::End { pool: place, lease, answered },
+        })
+    }
 }
 
 impl Reserve {

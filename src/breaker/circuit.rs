@@ -316,3 +316,22 @@ pub struct Snapshot {
     /// The cooldown of the first.
     pub cooldown: Duration,
 }
+
+impl Snapshot {
+    /// The same with its times counted from `now`, for who has another clock.
+    pub fn from_now(self, now: Instant) -> Self {
+        // A time that has passed is still one.
+        let left = |time: Instant| Instant::default() + time.since(now).max(Duration::from_nanos(1));
+        self.with_times(left)
+    }
+
+    /// What [`Snapshot::from_now`] made, as time is counted here.
+    pub fn at(self, now: Instant) -> Self {
+        self.with_times(|left| now + left.since(Instant::default()))
+    }
+
+    fn with_times(self, time: impl Fn(Instant) -> Instant) -> Self {
+        let held = self.held.map(|(until, status)| (time(until), status));
+        Self { out: self.out.map(time), held, ..self }
+    }
+}

@@ -6,9 +6,26 @@
 use super::{Answered, Ask, Index, LeaseId, Pool, Report};
 use crate::breaker::Probe;
 use crate::instant::Instant;
-use crate::policy::News;
+use crate::policy::{Demand, News};
 use crate::random::Random;
 use std::time::Duration;
+
+/// A lease that is out, as those who join are told of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outstanding {
+    /// Its name.
+    pub id: LeaseId,
+    /// Tokens of its prompt.
+    pub prompt_tokens: u32,
+    /// Those of them that wait to be computed.
+    pub queued_tokens: u32,
+    /// After this it ends by itself.
+    pub left: Duration,
+    /// It tries whether its endpoint serves again.
+    pub probe: bool,
+    /// Who booked it, where that was another than who tells; not 0.
+    pub owner: Option<u64>,
+}
 
 /// What one request holds of one endpoint.
 #[derive(Debug)]
@@ -29,6 +46,8 @@ pub(super) struct Lease {
     pub(super) unseen: Option<Instant>,
     /// It tries the endpoint of this incarnation, and holds a slot there.
     pub(super) probe: Option<(u64, Probe)>,
+    /// Who booked it, where that was not here.
+    pub(super) owner: Option<u64>,
 }
 
 impl Pool {
@@ -69,14 +88,14 @@ impl Pool {
         let Some((at, cached_there)) = prefill else {
             return self.book_at(id, place, ask, cached_tokens, now);
         };
-        if !self.ended_early.contains(&id) {
+        if !self.ended_early.contains(id) {
             self.book_at(prefill_of(id), at, ask, cached_there, now);
             self.book_at(id, place, ask, ask.demand.prompt_tokens, now);
         }
     }
 
     fn book_at(&mut self, id: LeaseId, place: usize, ask: &Ask<'_>, cached_tokens: u32, now: Instant) {
-        if self.ended_early.contains(&id) {
+        if self.ended_early.contains(id) {
             return;
         }
         // A lease that comes twice (a repeated message) is the same lease.
@@ -117,6 +136,7 @@ impl Pool {
                 queued: Some((now, ahead)),
                 unseen,
                 probe: None,
+                owner: None,
             },
         );
         let news = News::Booked { place, demand: ask.demand, uncached_tokens: queued_tokens };
@@ -205,16 +225,20 @@ impl Pool {
     /// The request of lease `id` is over, however it ended. Says whether there was such a lease. If not, its booking
     /// may still be on its way, and will not count when it comes.
     pub fn end(&mut self, id: LeaseId) -> bool {
-        const REMEMBERED: usize = 256;
         if self.splits() {
             self.release(prefill_of(id));
         }
+        self.ended.note(id);
         let known = self.release(id);
         if !known {
-            self.ended_early.truncate(REMEMBERED - 1);
-            self.ended_early.push_front(id);
+            self.ended_early.note(id);
         }
         known
+    }
+
+    /// Whether lease `id` is known to have ended, of those that did of late.
+    pub fn has_ended(&self, id: LeaseId) -> bool {
+        self.ended.contains(id)
     }
 
     pub(super) fn release(&mut self, id: LeaseId) -> bool {
@@ -246,11 +270,52 @@ impl Pool {
         expired
     }
 
-    /// All leases, with their endpoint and the prompt tokens that wait there, to [`Pool::book`] them elsewhere.
-    pub fn booked(&self) -> impl Iterator<Item = (LeaseId, &str, u32)> {
-        self.leases.iter().filter_map(|(id, lease)| {
-            Some((*id, self.endpoints.get(lease.place)?.address.as_str(), lease.queued_tokens))
+    /// All leases with their endpoint, to [`Pool::book_outstanding`] them elsewhere.
+    pub fn outstanding(&self, now: Instant) -> impl Iterator<Item = (&str, Outstanding)> {
+        self.leases.iter().filter_map(move |(id, lease)| {
+            let Lease { prompt_tokens, queued_tokens, expires, probe, owner, .. } = lease;
+            let address = self.endpoints.get(lease.place)?.address.as_str();
+            let (prompt_tokens, queued_tokens, owner) = (*prompt_tokens, *queued_tokens, *owner);
+            let (left, probe) = (expires.since(now), probe.is_some());
+            Some((address, Outstanding { id: *id, prompt_tokens, queued_tokens, left, probe, owner }))
         })
+    }
+
+    /// Lease `id` was booked by another.
+    pub fn owned(&mut self, id: LeaseId, owner: u64) {
+        if let Some(lease) = self.leases.get_mut(&id) {
+            lease.owner = Some(owner);
+        }
+    }
+
+    /// Books a lease that is out from before. One that is known here, or known to have ended, stays as it is.
+    pub fn book_outstanding(&mut self, address: &str, lease: &Outstanding, now: Instant) {
+        let Some(place) = self
+            .places
+            .get(address)
+            .copied()
+            .filter(|_| !self.leases.contains_key(&lease.id) && !self.ended.contains(lease.id))
+        else {
+            return;
+        };
+        let prompt_tokens = lease.prompt_tokens;
+        let demand = Demand { prompt_tokens, stream: true, ..Demand::default() };
+        let cached = prompt_tokens.saturating_sub(lease.queued_tokens);
+        self.book_at(lease.id, place, &Ask { blocks: &[], demand, prompt: None }, cached, now);
+        if lease.probe {
+            self.probe(lease.id);
+        }
+        let Some(booked) = self.leases.get_mut(&lease.id) else { return };
+        // Its first token may have come already: nothing is to be learnt from it.
+        booked.queued = None;
+        self.due.remove(&(booked.expires, lease.id));
+        booked.expires = now + lease.left.min(self.lease);
+        self.due.insert((booked.expires, lease.id));
+    }
+
+    /// Whether lease `id` is out.
+    pub fn is_out(&self, id: LeaseId) -> bool {
+        self.leases.contains_key(&id)
     }
 
     /// After this a lease of which nothing more is heard ends by itself.

@@ -14,25 +14,31 @@
 mod choice;
 mod circuits;
 mod config;
+mod ended;
 mod groups;
 mod index;
 mod leases;
+mod message;
 mod pace;
 mod pools;
 mod precise;
 mod pressure;
+mod shared;
 mod signals;
 mod why;
 
 pub use config::Config;
 pub use groups::{Spill, Spilled};
 pub use index::Index;
+pub use leases::Outstanding;
+pub use message::Message;
 pub use pools::{Pools, Spec};
 pub use precise::{NO_TOKENS, Precise};
 pub use pressure::Pressure;
 pub use signals::{Adapters, Answered, Report, Said};
 pub use why::{Considered, Why};
 
+use ended::Ended;
 use leases::Lease;
 use pace::Pace;
 use pressure::{Sent, Usual};
@@ -98,8 +104,10 @@ pub struct Pool {
     pace: Pace,
     usual: Usual,
     saturated: Duration,
-    /// Leases that ended before they began, newest first: messages can overtake each other.
-    ended_early: VecDeque<LeaseId>,
+    /// Those that ended before they began: messages can overtake each other.
+    ended_early: Ended,
+    /// All that ended.
+    ended: Ended,
     policy: Policy,
     random: Random,
     lease: Duration,
@@ -194,7 +202,8 @@ impl Pool {
             pace: Pace::new(config.prefill_tokens_per_s.get()),
             usual: Usual::default(),
             saturated: Duration::from_millis(config.saturated_ms.get()),
-            ended_early: VecDeque::new(),
+            ended_early: Ended::new(seed),
+            ended: Ended::new(seed),
             policy: Policy::read(&config.policy).map_err(|invalid| invalid.within("policy"))?,
             random: Random::new(seed),
             lease: Duration::from_millis(config.lease_ms.get()),

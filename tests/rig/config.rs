@@ -107,6 +107,24 @@ pub fn lead_cluster(envoy: &mut Value, name: &str, address: &str) {
     }
 }
 
+/// Has a gateway ask these two scorers, through the clusters of `envoy/replicas.yaml`.
+pub fn with_replicas(envoy: &mut Value, scorers: &[String; 2], scorer: &Value) {
+    let mut replicas = shipped("envoy/replicas.yaml").expect("a shipped file");
+    let clusters = replicas["static_resources"]["clusters"].as_array_mut().expect("clusters");
+    for (cluster, url) in clusters.iter_mut().zip(scorers) {
+        let address = url.trim_start_matches("http://");
+        cluster["load_assignment"]["endpoints"][0]["lb_endpoints"] = json!([endpoint(address)]);
+    }
+    let own = envoy["static_resources"]["clusters"].as_array_mut().expect("clusters");
+    own.retain(|cluster| cluster["name"] != "scorer");
+    own.append(clusters);
+    filter_config(envoy, "pick", |pick| {
+        pick["scorer"] = json!({"cluster": "scorer-1", "replicas": ["scorer-2"]});
+        let fields = scorer.as_object().expect("an object").clone();
+        pick["scorer"].as_object_mut().expect("an object").extend(fields);
+    });
+}
+
 /// Changes the plugin configuration of a filter of Envoy's configuration, also where it is a part of `chain`.
 pub fn filter_config(envoy: &mut Value, name: &str, change: impl Fn(&mut Value)) {
     for plugin in find_all(envoy, &|value| value["vm_config"].is_object()) {

@@ -18,7 +18,9 @@ pub mod raw;
 mod redis;
 
 pub use backend::Backend;
-pub use config::{breaker, filter_config, find_all, lead_cluster, no_breaker, place_pool, shipped};
+pub use config::{
+    breaker, filter_config, find_all, lead_cluster, no_breaker, place_pool, shipped, with_replicas,
+};
 pub use process::{Process, repository};
 pub use raw::Raw;
 pub use redis::{Redis, Relay, Way};
@@ -127,6 +129,53 @@ pub struct Scorer {
 }
 
 impl Scorer {
+    /// Starts one of the shipped configuration `file`, with these endpoints of the two pools.
+    pub async fn start(
+        dir: &Path,
+        file: &str,
+        addresses: &[Vec<String>; 2],
+        edit: Option<&Edit>,
+        log_level: &'static str,
+    ) -> Result<Self> {
+        let port = free_port()?;
+        let mut scorer = shipped(file)?;
+        scorer["listen"] = format!("127.0.0.1:{port}").into();
+        for (pool, addresses) in addresses.iter().enumerate() {
+            scorer["pools"][pool]["endpoints"] = addresses.clone().into();
+        }
+        if let Some(edit) = edit {
+            edit(&mut scorer);
+        }
+        let (config, log) = (dir.join("scorer.json"), dir.join("scorer.log"));
+        std::fs::write(&config, serde_json::to_vec_pretty(&scorer)?)?;
+        let process = Self::start_process(&config, &log, log_level)?;
+        let scorer = Self { url: format!("http://127.0.0.1:{port}"), config, process, log, log_level };
+        scorer.answers().await?;
+        Ok(scorer)
+    }
+
+    async fn answers(&self) -> Result<()> {
+        let answers = async || get(&self.url, "/healthz").await.is_ok();
+        wait_until("the scorer answers", Duration::from_secs(10), answers).await
+    }
+
+    /// What it has written into its log.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// What it knows of its pools.
+    pub async fn loads(&self) -> Result<Value> {
+        Ok(serde_json::from_str(&get(&self.url, "/v1/loads").await?)?)
+    }
+
+    /// Leases out, as it counts them.
+    pub async fn leases(&self) -> Result<u64> {
+        let loads = self.loads().await?;
+        let pools = loads["pools"].as_array().context("pools")?;
+        Ok(pools.iter().filter_map(|pool| pool["leases"].as_u64()).sum())
+    }
+
     fn start_process(config: &Path, log: &Path, level: &str) -> Result<Process> {
         let weir = repository().join("dist/weir").display().to_string();
         let command = ["env".into(), format!("RUST_LOG={level}"), weir, "scorer".into(), "--config".into()];
@@ -136,10 +185,7 @@ impl Scorer {
     /// Starts it again after [`Process::kill`].
     pub async fn restart(&mut self) -> Result<()> {
         self.process = Self::start_process(&self.config, &self.log, self.log_level)?;
-        wait_until("the scorer answers", Duration::from_secs(10), async || {
-            get(&self.url, "/healthz").await.is_ok()
-        })
-        .await
+        self.answers().await
     }
 }
 
@@ -158,7 +204,10 @@ impl Gateway {
         let addresses =
             [0, 1].map(|pool: usize| engines[pool].iter().map(|e| e.addr.to_string()).collect::<Vec<_>>());
         let scorer = match setup.scorer {
-            true => Some(start_scorer(dir.path(), &addresses, &setup).await?),
+            true => {
+                let (edit, level) = (setup.edit_scorer.as_ref(), setup.own_log_level);
+                Some(Scorer::start(dir.path(), "envoy/scorer.yaml", &addresses, edit, level).await?)
+            }
             false => None,
         };
         let scorer_port = scorer.as_ref().map(|scorer| port_of(&scorer.url));
@@ -253,14 +302,7 @@ impl Gateway {
 
     /// Leases out, as the scorer counts them.
     pub async fn scorer_leases(&self) -> Result<u64> {
-        let scorer = self.scorer.as_ref().context("there is no scorer")?;
-        let loads: Value = serde_json::from_str(&get(&scorer.url, "/v1/loads").await?)?;
-        Ok(loads["pools"]
-            .as_array()
-            .context("pools")?
-            .iter()
-            .filter_map(|pool| pool["leases"].as_u64())
-            .sum())
+        self.scorer.as_ref().context("there is no scorer")?.leases().await
     }
 
     /// Requests in the engines, running or waiting.
@@ -334,27 +376,6 @@ async fn start_envoy(file: &Path, admin: &str, workers: usize, levels: [&str; 2]
         .with_context(|| format!("its log: {}", said()))?;
     ensure!(envoy.runs(), "Envoy ended: {}", said());
     Ok(envoy)
-}
-
-async fn start_scorer(dir: &Path, addresses: &[Vec<String>; 2], setup: &Setup) -> Result<Scorer> {
-    let port = free_port()?;
-    let mut scorer = shipped("envoy/scorer.yaml")?;
-    scorer["listen"] = format!("127.0.0.1:{port}").into();
-    for (pool, addresses) in addresses.iter().enumerate() {
-        scorer["pools"][pool]["endpoints"] = addresses.clone().into();
-    }
-    if let Some(edit) = &setup.edit_scorer {
-        edit(&mut scorer);
-    }
-    let config = dir.join("scorer.json");
-    std::fs::write(&config, serde_json::to_vec_pretty(&scorer)?)?;
-    let log = dir.join("scorer.log");
-    let log_level = setup.own_log_level;
-    let process = Scorer::start_process(&config, &log, log_level)?;
-    let url = format!("http://127.0.0.1:{port}");
-    wait_until("the scorer answers", Duration::from_secs(10), async || get(&url, "/healthz").await.is_ok())
-        .await?;
-    Ok(Scorer { url, config, process, log, log_level })
 }
 
 /// A chat request of one user's message.

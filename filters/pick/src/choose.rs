@@ -1,28 +1,26 @@
 //! The choice of one request: asked for, made here, refused, or booked and written down.
 
 use crate::attempts::Attempts;
-use crate::peers::Message;
 use crate::probes::Slot;
 use crate::{Asking, HEARD, Lease, Pick, Source, Stream};
 use weir::breaker::Shut;
-use weir::pool::{Choice, Spill};
+use weir::pool::{Choice, Message, Spill};
 use weir::request::{Facts, Refusal};
 use weir::wire::{self, Reserve};
 use weir_host::{Flow, Host, Of};
 
 impl Pick {
-    /// Asks the scorer, if there is one worth asking.
-    pub(crate) fn ask(&mut self, host: &dyn Host, asking: &mut Asking) -> bool {
-        let Some(scorer) = &mut self.scorer else { return false };
+    /// Asks the first of these scorers that is worth asking.
+    pub(crate) fn ask(&mut self, host: &dyn Host, asking: &mut Asking, order: &[usize]) -> bool {
+        let Some(scorers) = &mut self.scorers else { return false };
         let Some((name, _)) = self.pools.get(asking.lease.pool) else { return false };
         let ask = asking.facts.ask(&asking.blocks);
         let explain = self.explain || asking.facts.explain;
         let trace = asking.telemetry.as_ref().and_then(|telemetry| telemetry.trace.clone());
         let request = Reserve { explain, trace, ..Reserve::of(name, asking.lease.id, &ask) };
-        let Some(told) = scorer.ask(host, request) else { return false };
-        asking.lease.asked = true;
-        asking.told = told;
-        true
+        asking.asked = scorers.ask(host, order, &request);
+        asking.lease.asked |= asking.asked.is_some();
+        asking.asked.is_some()
     }
 
     pub(crate) fn choose_here(
@@ -35,6 +33,12 @@ impl Pick {
         let ask = asking.facts.ask(&asking.blocks);
         let lease = asking.lease;
         let now = host.now();
+        if let Some(scorers) = self.scorers.as_ref().filter(|scorers| scorers.is_closed()) {
+            host.add(self.metrics.no_scorer, 1);
+            let wait = scorers.retry();
+            stream.lease = Some(lease).filter(|lease| lease.asked);
+            return self.refuse(host, &lease, &Shut { wait, status: 503 });
+        }
         let Some((name, pool)) = self.pools.get(lease.pool) else { return Flow::Continue };
         let mut choice = pool.reserve(lease.id, &ask, now);
         // A probe, unless another worker has taken the slot just now; each time round one endpoint less is due.

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU64;
 use weir::invalid::{self, Invalid};
+use weir::limit::FailureMode;
 use weir::pool::{self, Pools, Spec};
 use weir::signals;
 
@@ -35,7 +36,11 @@ pub struct Config {
 pub struct Scorer {
     /// The cluster, in Envoy's configuration, that leads to it.
     pub cluster: String,
-    /// Milliseconds that a request waits for it at the most; then the choice is made here.
+    /// The clusters that lead to others, which keep the same books, one each. Each pool has its own order of all of them, by
+    /// their names: the first that answers chooses.
+    #[serde(default)]
+    pub replicas: Vec<String>,
+    /// Milliseconds that a request waits for it at the most; then another is asked, or the choice is made here.
     #[serde(default = "Scorer::timeout_ms")]
     pub timeout_ms: NonZeroU64,
     /// Milliseconds between two reports of what became of requests; under load they travel with requests.
@@ -47,6 +52,9 @@ pub struct Scorer {
     /// Milliseconds for which it is left alone after a failure; then one request tries it again.
     #[serde(default = "Scorer::retry_ms")]
     pub retry_ms: NonZeroU64,
+    /// Where no scorer answers: `open`, the choice is made here; `closed`, the request is answered with 503.
+    #[serde(default)]
+    pub failure_mode: FailureMode,
 }
 
 impl Scorer {
@@ -77,8 +85,20 @@ impl Config {
     /// Checks what its types cannot say.
     pub fn check(&self) -> Result<(), Invalid> {
         self.pools(0)?;
-        if self.scorer.as_ref().is_some_and(|scorer| scorer.cluster.is_empty()) {
-            return Err(Invalid::new("scorer.cluster", "empty; name the cluster that leads to the scorer"));
+        if let Some(Scorer { cluster, replicas, .. }) = &self.scorer {
+            if cluster.is_empty() {
+                return Err(Invalid::new(
+                    "scorer.cluster",
+                    "empty; name the cluster that leads to the scorer",
+                ));
+            }
+            for (nth, other) in replicas.iter().enumerate() {
+                let before = replicas.iter().take(nth).chain([cluster]);
+                if other.is_empty() || before.into_iter().any(|known| known == other) {
+                    let why = format!("{other:?} is no cluster's name, or named before");
+                    return Err(Invalid::new(format!("scorer.replicas[{nth}]"), why));
+                }
+            }
         }
         match &self.signals {
             Some(signals) => signals.check().map_err(|invalid| invalid.within("signals")),

@@ -6,8 +6,8 @@
 //! there is removed, and nothing but an endpoint of the configured pool is ever set.
 //!
 //! Without a scorer the policy runs here, on state that all workers of this Envoy share (`peers.rs`). With one,
-//! the scorer is asked, within a deadline; when it is late, gone or talks nonsense the choice is made here after
-//! all, on what this Envoy itself has sent. A request never fails for the scorer's sake.
+//! the scorer is asked, within a deadline; when it is late, gone or talks nonsense another is (`scorers.rs`), or the choice is made
+//! here after all, on what this Envoy itself has sent. Unless that is asked for, no request fails for the scorer's sake.
 //!
 //! Whether an endpoint may be chosen at all is the breaker's to say, which the pool asks; here it is told what came of
 //! attempts (`attempts.rs`), and a request for which no endpoint is left is answered with the time to wait.
@@ -21,6 +21,7 @@ mod outcomes;
 mod peers;
 mod probes;
 mod scorer;
+mod scorers;
 mod scrape;
 mod shared;
 mod telemetry;
@@ -28,16 +29,16 @@ mod telemetry;
 pub use config::Config;
 
 use attempts::Attempts;
-use peers::{BEAT, Message, Peers};
+use peers::{BEAT, Peers};
 use probes::Slot;
-use scorer::Scorer;
+use scorers::{Answer, Asked, Scorers};
 use scrape::Scrape;
 use std::time::Duration;
 use telemetry::Telemetry;
 use weir::breaker::{Outcome, Standing};
 use weir::invalid::Invalid;
 use weir::policy::Candidate;
-use weir::pool::{Choice, LeaseId, Pools};
+use weir::pool::{Choice, LeaseId, Message, Pools};
 use weir::random::Random;
 use weir::request::{Dialect, Facts};
 use weir::wire::{self, Event};
@@ -50,7 +51,7 @@ weir_host::serve!(Pick);
 pub struct Pick {
     pools: Pools,
     peers: Peers,
-    scorer: Option<Scorer>,
+    scorers: Option<Scorers>,
     scrape: Option<Scrape>,
     random: Random,
     metrics: Metrics,
@@ -64,6 +65,7 @@ struct Metrics {
     fallback: Metric,
     unrouted: Metric,
     foreign: Metric,
+    no_scorer: Metric,
     too_long: Metric,
     /// By the place of the pool.
     pools: Vec<PoolMetrics>,
@@ -143,7 +145,7 @@ struct Asking {
     lease: Lease,
     facts: Facts,
     blocks: Vec<u64>,
-    told: Vec<Event>,
+    asked: Option<Asked>,
     telemetry: Option<Box<Telemetry>>,
 }
 
@@ -178,7 +180,7 @@ impl Filter for Pick {
             for message in self.peers.kept_out(host) {
                 self.hear(host, message);
             }
-            let report = self.scorer.as_ref().map_or(BEAT, Scorer::report_every);
+            let report = self.scorers.as_ref().map_or(BEAT, Scorers::report_every);
             host.tick_every(self.scrape.as_ref().map_or(BEAT, Scrape::every).min(report));
         }
         Stream::default()
@@ -200,23 +202,32 @@ impl Filter for Pick {
             return self.refuse_long(host, &facts, most);
         }
         let lease = Lease { pool, id: self.random.next(), asked: false, dialect, stream: as_stream };
-        let telemetry = self.scorer.as_ref().filter(|scorer| scorer.telemetry());
+        let telemetry = self.scorers.as_ref().filter(|scorers| scorers.telemetry());
         let telemetry = telemetry.map(|_| Box::new(Telemetry::begin(host, &facts)));
-        let mut asking = Asking { lease, facts, blocks, told: Vec::new(), telemetry };
-        if self.ask(host, &mut asking) {
+        let mut asking = Asking { lease, facts, blocks, asked: None, telemetry };
+        let order = self.scorers.as_ref().map(|scorers| scorers.order(pool));
+        if order.is_some_and(|order| self.ask(host, &mut asking, &order)) {
             stream.asking = Some(asking);
             return Flow::Hold;
         }
-        let source = if self.scorer.is_some() { Source::Fallback } else { Source::Local };
+        let source = if self.scorers.is_some() { Source::Fallback } else { Source::Local };
         self.choose_here(stream, host, &asking, source)
     }
 
     fn reply(&mut self, stream: &mut Stream, host: &dyn Host, reply: Reply) -> Flow {
         let Some(mut asking) = stream.asking.take() else { return Flow::Continue };
+        let answer = match (self.scorers.as_mut(), asking.asked.take()) {
+            (Some(scorers), Some(asked)) => scorers.answer(host, &reply, asked),
+            _ => Answer::Nothing,
+        };
+        if let Answer::Silent(others) = &answer
+            && self.ask(host, &mut asking, others)
+        {
+            stream.asking = Some(asking);
+            return Flow::Hold;
+        }
         stream.telemetry = asking.telemetry.take();
-        let told = std::mem::take(&mut asking.told);
-        let answer = self.scorer.as_mut().and_then(|scorer| scorer.answer(host, &reply, told));
-        let Some(mut reserved) = answer else {
+        let Answer::Reserved(mut reserved) = answer else {
             return self.choose_here(stream, host, &asking, Source::Fallback);
         };
         if let Some(shut) = reserved.shut.filter(|_| reserved.endpoints.is_empty()) {
@@ -297,8 +308,9 @@ impl Filter for Pick {
         }
         let Some((name, pool)) = self.pools.get(lease.pool) else { return };
         pool.first_token(lease.id, Some(&served), host.now());
-        if let Some(scorer) = self.scorer.as_mut().filter(|_| lease.asked) {
-            scorer.note(Event::FirstToken { pool: name.to_owned(), lease: lease.id, served: served.clone() });
+        if let Some(scorers) = self.scorers.as_mut().filter(|_| lease.asked) {
+            let first = Event::FirstToken { pool: name.to_owned(), lease: lease.id, served: served.clone() };
+            scorers.note(lease.pool, first);
         }
         self.peers.send(host, &Message::FirstToken { pool: lease.pool as u16, lease: lease.id, served });
     }
@@ -307,8 +319,8 @@ impl Filter for Pick {
         // A client that left while the scorer was asked may have a lease there, but none here; and what travelled with
         // its call was for others.
         let asked = stream.asking.take().map(|asking| {
-            if let Some(scorer) = &mut self.scorer {
-                scorer.tell_again(asking.told);
+            if let (Some(scorers), Some(asked)) = (&mut self.scorers, asking.asked) {
+                scorers.tell_again(asked);
             }
             stream.telemetry = asking.telemetry;
             asking.lease
@@ -323,11 +335,11 @@ impl Filter for Pick {
             pool.answered(lease.id, answered, host.now());
         }
         let booked = pool.end(lease.id);
-        if let Some(scorer) = self.scorer.as_mut().filter(|_| lease.asked) {
+        if let Some(scorers) = self.scorers.as_mut().filter(|_| lease.asked) {
             if let Some(telemetry) = stream.telemetry.take() {
-                scorer.note(telemetry.end(host, name, lease));
+                scorers.note(lease.pool, telemetry.end(host, name, lease));
             }
-            scorer.note(Event::End { pool: name.to_owned(), lease: lease.id, answered });
+            scorers.note(lease.pool, Event::End { pool: name.to_owned(), lease: lease.id, answered });
         }
         if booked {
             self.peers.send(host, &Message::End { pool: lease.pool as u16, lease: lease.id, answered });
@@ -341,8 +353,8 @@ impl Filter for Pick {
                 self.peers.send(host, &said);
                 self.hear(host, said);
             }
-        } else if let Some(scorer) = &mut self.scorer {
-            scorer.told(host, &reply);
+        } else if let Some(scorers) = &mut self.scorers {
+            scorers.told(host, call, &reply);
         }
     }
 
@@ -361,7 +373,7 @@ impl Filter for Pick {
                 host.record(metrics.silent, pool.silent(now) as u64);
             }
             // A scorer knows better.
-            if self.scorer.is_none() {
+            if self.scorers.is_none() {
                 let pressure = pool.pressure(now);
                 host.record(metrics.queue_requests, pressure.waiting);
                 host.record(metrics.queue_tokens, pressure.queued_tokens);
@@ -375,8 +387,8 @@ impl Filter for Pick {
         if let (Some(scrape), Some(own)) = (&mut self.scrape, self.peers.own()) {
             scrape.ask(host, own, &mut self.random);
         }
-        if let Some(scorer) = &mut self.scorer {
-            scorer.report(host);
+        if let Some(scorers) = &mut self.scorers {
+            scorers.report(host);
         }
     }
 
@@ -402,7 +414,9 @@ impl Pick {
             scrape: config.signals.clone().map(scrape),
             peers,
             explain: config.explain,
-            scorer: config.scorer.map(Scorer::new),
+            scorers: config
+                .scorer
+                .map(|scorer| Scorers::new(scorer, config.pools.iter().map(|pool| pool.name.as_str()))),
             random,
             metrics: Metrics {
                 by_scorer: count("weir_pick_scorer_total"),
@@ -410,6 +424,7 @@ impl Pick {
                 fallback: count("weir_pick_fallback_total"),
                 unrouted: count("weir_pick_unrouted_total"),
                 foreign: count("weir_pick_foreign_endpoint_total"),
+                no_scorer: count("weir_pick_no_scorer_total"),
                 too_long: count("weir_pick_too_long_total"),
                 pools: config.pools.iter().map(|spec| PoolMetrics::define(host, &spec.name)).collect(),
             },

@@ -1,10 +1,9 @@
 //! What came of attempts: noted in the pool, told to those whom it concerns.
 
 use crate::attempts;
-use crate::peers::Message;
 use crate::{Lease, Pick, Stream};
 use weir::breaker::{Class, Moved, Outcome};
-use weir::pool::{Answered, LeaseId};
+use weir::pool::{Answered, LeaseId, Message};
 use weir::wire::Event;
 use weir_host::Host;
 
@@ -73,8 +72,8 @@ impl Pick {
                 outcome,
             };
             self.peers.send(host, &told);
-            if let Some(scorer) = &mut self.scorer {
-                scorer.note(Event::Attempted { pool, lease: lease.id, endpoint, outcome });
+            if let Some(scorers) = &mut self.scorers {
+                scorers.note(lease.pool, Event::Attempted { pool, lease: lease.id, endpoint, outcome });
             }
         }
         if !self.pools.get(lease.pool).is_some_and(|(_, pool)| pool.probes(lease.id))
@@ -104,7 +103,7 @@ impl Pick {
             Some(Moved::Back) => log::info!("weir-pick: pool {name}: {endpoint} is back"),
             None => {}
         }
-        self.peers.keep_out(host, self.out());
+        self.peers.keep_out(host, self.pools.out());
     }
 
     /// Another worker's request came to an outcome. Mostly the worker that brings an endpoint's last failure puts it out and says

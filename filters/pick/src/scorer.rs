@@ -1,4 +1,4 @@
-//! The scorer as the filter knows it: is it worth asking, and what is still to be told.
+//! One scorer as the filter knows it: is it worth asking, and what is still to be told.
 //!
 //! After a failure the scorer is left alone for a while and then asked by one request, so that a scorer that
 //! hangs costs a deadline now and then and not one per request. What became of requests is kept meanwhile, up
@@ -8,7 +8,7 @@ use crate::config;
 use std::collections::VecDeque;
 use std::time::Duration;
 use weir::instant::Instant;
-use weir::wire::{self, Event, Reserve, Reserved};
+use weir::wire::{self, Event, Reserve};
 use weir_host::{Call, Host, Reply};
 
 /// Most events kept.
@@ -18,31 +18,29 @@ const WITH_A_REQUEST: usize = 64;
 /// Most events that one report tells: far below the scorer's limit of a body.
 const IN_A_REPORT: usize = 1_000;
 
-/// The scorer, seen from one worker.
+/// A scorer, seen from one worker.
 #[derive(Debug)]
 pub(crate) struct Scorer {
-    config: config::Scorer,
+    cluster: String,
+    timeout: Duration,
+    retry: Duration,
     up: bool,
     ask_again: Instant,
     events: VecDeque<Event>,
-    /// Events of a report that has not been answered; there is one report at a time.
-    telling: Vec<Event>,
+    /// Events of a report that has not been answered, and its call; there is one report at a time.
+    telling: Option<(u32, Vec<Event>)>,
 }
 
 impl Scorer {
-    pub(crate) fn new(config: config::Scorer) -> Self {
-        let (events, telling) = (VecDeque::new(), Vec::new());
-        Self { config, up: true, ask_again: Instant::default(), events, telling }
+    pub(crate) fn new(cluster: &str, config: &config::Scorer) -> Self {
+        let [timeout, retry] = [config.timeout_ms, config.retry_ms].map(|ms| Duration::from_millis(ms.get()));
+        let (cluster, events) = (cluster.to_owned(), VecDeque::new());
+        Self { cluster, timeout, retry, up: true, ask_again: Instant::default(), events, telling: None }
     }
 
-    /// How often [`Scorer::report`] is due.
-    pub(crate) fn report_every(&self) -> Duration {
-        Duration::from_millis(self.config.report_ms.get())
-    }
-
-    /// Whether it is to hear how answers went.
-    pub(crate) fn telemetry(&self) -> bool {
-        self.config.telemetry
+    /// Whether it answered last time.
+    pub(crate) fn is_up(&self) -> bool {
+        self.up
     }
 
     /// Whether it is up, or due to be tried again; then nobody else tries for a while.
@@ -52,63 +50,55 @@ impl Scorer {
         }
         let due = now >= self.ask_again;
         if due {
-            self.ask_again = now + Duration::from_millis(self.config.retry_ms.get());
+            self.ask_again = now + self.retry;
         }
         due
     }
 
     /// Asks for an endpoint. Gives what was told along with it, or `None` when nothing was sent.
-    pub(crate) fn ask(&mut self, host: &dyn Host, mut request: Reserve) -> Option<Vec<Event>> {
+    pub(crate) fn ask(&mut self, host: &dyn Host, request: &Reserve) -> Option<Vec<Event>> {
         if !self.worth_trying(host.now()) {
             return None;
         }
-        request.events = self.events.drain(..self.events.len().min(WITH_A_REQUEST)).collect();
+        let events = self.events.drain(..self.events.len().min(WITH_A_REQUEST)).collect();
+        let request = Reserve { events, ..request.clone() };
         let body = serde_json::to_vec(&request).unwrap_or_default();
-        let sent = self.send(host, wire::RESERVE_PATH, &body);
-        if !sent {
+        if self.send(host, wire::RESERVE_PATH, &body).is_none() {
             self.failed(host, request.events, "no such cluster, or it is empty");
             return None;
         }
         Some(request.events)
     }
 
-    fn send(&self, host: &dyn Host, path: &str, body: &[u8]) -> bool {
-        let timeout = Duration::from_millis(self.config.timeout_ms.get());
-        host.call(&Call { cluster: &self.config.cluster, path, body, timeout }).is_some()
+    fn send(&self, host: &dyn Host, path: &str, body: &[u8]) -> Option<u32> {
+        host.call(&Call { cluster: &self.cluster, path, body, timeout: self.timeout })
     }
 
-    /// Reads the answer; `told` is what [`Scorer::ask`] gave. `None` when the choice has to be made here.
-    pub(crate) fn answer(&mut self, host: &dyn Host, reply: &Reply, told: Vec<Event>) -> Option<Reserved> {
-        if !self.answered(host, reply, told) {
-            return None;
+    /// Whether the scorer itself has answered, as one that may be asked; if not, `told` is still to be told.
+    pub(crate) fn answered(&mut self, host: &dyn Host, reply: &Reply, told: Vec<Event>) -> bool {
+        let signed = reply.headers.get(wire::SCORER);
+        match signed {
+            None => {
+                let status = reply.headers.get(":status").unwrap_or("none");
+                let within = self.timeout.as_millis();
+                self.failed(host, told, &format!("no answer within {within} ms (status {status})"));
+            }
+            Some(wire::JOINING) => self.failed(host, told, "it does not know yet what the others know"),
+            Some(_) if !self.up => {
+                log::info!("weir-pick: scorer {} answers again", self.cluster);
+                self.up = true;
+            }
+            Some(_) => {}
         }
-        // It may be there and say no: it knows no such pool, or the pool has no endpoint. That is no failure of it.
-        serde_json::from_slice(&reply.body).ok().filter(|_| reply.headers.get(":status") == Some("200"))
-    }
-
-    /// Whether the scorer itself has answered; if not, `told` is still to be told.
-    fn answered(&mut self, host: &dyn Host, reply: &Reply, told: Vec<Event>) -> bool {
-        let answered = reply.headers.get(wire::SCORER).is_some();
-        if !answered {
-            let status = reply.headers.get(":status").unwrap_or("none");
-            self.failed(
-                host,
-                told,
-                &format!("no answer within {} ms (status {status})", self.config.timeout_ms),
-            );
-        } else if !self.up {
-            log::info!("weir-pick: the scorer answers again");
-            self.up = true;
-        }
-        answered
+        self.up
     }
 
     fn failed(&mut self, host: &dyn Host, untold: Vec<Event>, why: &str) {
         if self.up {
-            log::warn!("weir-pick: choosing without the scorer: {why}");
+            log::warn!("weir-pick: choosing without scorer {}: {why}", self.cluster);
         }
         self.up = false;
-        self.ask_again = host.now() + Duration::from_millis(self.config.retry_ms.get());
+        self.ask_again = host.now() + self.retry;
         self.tell_again(untold);
     }
 
@@ -125,22 +115,35 @@ impl Scorer {
         }
     }
 
+    /// What was to be told.
+    pub(crate) fn take(&mut self) -> impl Iterator<Item = Event> {
+        self.events.drain(..)
+    }
+
     /// Tells what has been noted, if there is anything and somebody to tell.
-    pub(crate) fn report(&mut self, host: &dyn Host) {
-        if self.events.is_empty() || !self.telling.is_empty() || !self.worth_trying(host.now()) {
+    /// `alone`: there is no other, and nobody minds whether it is back before there is something to tell.
+    pub(crate) fn report(&mut self, host: &dyn Host, alone: bool) {
+        let nothing = self.events.is_empty() && (self.up || alone);
+        if nothing || self.telling.is_some() || !self.worth_trying(host.now()) {
             return;
         }
-        self.telling = self.events.drain(..self.events.len().min(IN_A_REPORT)).collect();
-        let body = serde_json::to_vec(&self.telling).unwrap_or_default();
-        if !self.send(host, wire::REPORT_PATH, &body) {
-            let untold = std::mem::take(&mut self.telling);
-            self.failed(host, untold, "no such cluster, or it is empty");
+        let telling: Vec<Event> = self.events.drain(..self.events.len().min(IN_A_REPORT)).collect();
+        let body = serde_json::to_vec(&telling).unwrap_or_default();
+        match self.send(host, wire::REPORT_PATH, &body) {
+            Some(call) => self.telling = Some((call, telling)),
+            None => self.failed(host, telling, "no such cluster, or it is empty"),
         }
     }
 
-    /// A report has been answered, by the scorer or in its place.
+    /// Whether this call is its report.
+    pub(crate) fn called(&self, call: u32) -> bool {
+        self.telling.as_ref().is_some_and(|(own, _)| *own == call)
+    }
+
+    /// Its report has been answered, by the scorer or in its place.
     pub(crate) fn told(&mut self, host: &dyn Host, reply: &Reply) {
-        let told = std::mem::take(&mut self.telling);
-        self.answered(host, reply, told);
+        if let Some((_, told)) = self.telling.take() {
+            self.answered(host, reply, told);
+        }
     }
 }

@@ -756,6 +756,110 @@ fn a_prompt_that_no_endpoint_can_hold_is_answered_in_the_clients_words() {
     assert_eq!(leases(&mut worker), 0);
 }
 
+/// What is asked of two scorers, by this name or that.
+fn with_two(mode: &str) -> String {
+    let mut config: serde_json::Value = serde_json::from_str(&with_scorer("a")).unwrap();
+    config["scorer"]["replicas"] = json!(["b"]);
+    config["scorer"]["failure_mode"] = mode.into();
+    config["pools"] = (0..16)
+        .map(|n| json!({"name": format!("p{n}"), "models": [], "endpoints": ["10.0.0.1:1"]}))
+        .collect();
+    config["pools"]
+        .as_array_mut()
+        .unwrap()
+        .push(serde_json::from_str::<serde_json::Value>(CONFIG).unwrap()["pools"][0].clone());
+    config.to_string()
+}
+
+#[test]
+fn a_pool_is_asked_for_at_one_scorer_and_at_another_while_that_one_is_away() {
+    let mut worker = Worker::new(&with_two("closed"));
+    let asked = |exchange: &Exchange<Pick>| exchange.see().calls().remove(0).cluster;
+    let mut first = ask(&mut worker, 1);
+    let home = asked(&first);
+    let other = if home == "a" { "b" } else { "a" };
+    worker.reply(&mut first, &SCORER_200, &reserved(&["10.0.0.1:1"]));
+    worker.finish(first);
+    for prompt in 2..6 {
+        let again = ask(&mut worker, prompt);
+        assert_eq!(asked(&again), home, "one book");
+        worker.finish(again);
+    }
+    // It dies: the request that finds out is asked for again, and the next ones are not asked for there.
+    let mut finds = ask(&mut worker, 7);
+    assert_eq!(asked(&finds), home);
+    worker.reply(&mut finds, &[(":status", "503")], b"");
+    assert!(finds.held());
+    assert_eq!(asked(&finds), other);
+    worker.reply(&mut finds, &SCORER_200, &reserved(&["10.0.0.2:1"]));
+    assert_eq!(destination(&finds), ["10.0.0.2:1"]);
+    serve(&mut worker, finds, "10.0.0.2:1");
+    let mut next = ask(&mut worker, 8);
+    assert_eq!(asked(&next), other);
+    worker.reply(&mut next, &SCORER_200, &reserved(&["10.0.0.3:1"]));
+    worker.finish(next);
+    // What became of requests is told to who is there.
+    worker.tick();
+    let report = worker.calls().remove(0);
+    assert_eq!(report.cluster, other);
+    worker.tell(&report, &[(":status", "204"), (wire::SCORER, "1")], b"");
+    // One that has come back and joins is no better than one that is away.
+    worker.world().pass(Duration::from_secs(2));
+    let mut trying = ask(&mut worker, 9);
+    assert_eq!(asked(&trying), home);
+    worker.reply(&mut trying, &[(":status", "503"), (wire::SCORER, wire::JOINING)], b"{}");
+    assert_eq!(asked(&trying), other);
+    worker.finish(trying);
+    // That it is ready is found out though nobody needs it.
+    worker.tick();
+    worker.calls().iter().for_each(|report| assert_eq!(report.cluster, other));
+    worker.world().pass(Duration::from_secs(2));
+    worker.tick();
+    let reports = worker.calls();
+    let report = reports.iter().find(|report| report.cluster == home).unwrap();
+    assert_eq!(report.body, b"[]");
+    worker.tell(report, &[(":status", "204"), (wire::SCORER, "1")], b"");
+    assert_eq!(asked(&ask(&mut worker, 10)), home);
+}
+
+#[test]
+fn without_any_scorer_open_chooses_here_and_closed_answers_503_with_the_time_to_wait() {
+    for (mode, status) in [("open", None), ("closed", Some(503))] {
+        let mut worker = Worker::new(&with_two(mode));
+        let mut exchange = ask(&mut worker, 1);
+        for _ in 0..2 {
+            exchange.see().calls();
+            worker.reply(&mut exchange, &[(":status", "504")], b"");
+        }
+        let mut left_alone = ask(&mut worker, 2);
+        for exchange in [&mut exchange, &mut left_alone] {
+            let answer = exchange.see().answer();
+            assert_eq!(answer.as_ref().map(|answer| answer.status), status, "{mode}");
+            if let Some(answer) = answer {
+                assert!(answer.headers.iter().any(|(name, value)| name == "retry-after" && value == "1"));
+            }
+        }
+        worker.finish(exchange);
+        worker.finish(left_alone);
+        assert_eq!(leases(&mut worker), 0);
+    }
+}
+
+#[test]
+fn pools_spread_over_the_scorers_and_keep_their_order() {
+    let config = Config::read(with_two("open").as_bytes()).unwrap();
+    let names: Vec<&str> = config.pools.iter().map(|pool| pool.name.as_str()).collect();
+    let scorers = Scorers::new(config.scorer.clone().unwrap(), names.iter().copied());
+    let home = |scorers: &Scorers, pool| scorers.order(pool)[0];
+    let first = (0..names.len()).filter(|pool| home(&scorers, *pool) == 0).count();
+    assert!((3..=names.len() - 3).contains(&first), "{first} of {}", names.len());
+    // Named the other way round it is the same.
+    let mut other = config.scorer.unwrap();
+    (other.cluster, other.replicas) = ("b".into(), vec!["a".into()]);
+    let turned = Scorers::new(other, names.iter().copied());
+    assert!((0..names.len()).all(|pool| home(&turned, pool) != home(&scorers, pool)));
+}
+
 #[test]
 fn what_an_autoscaler_reads_is_there_without_a_scorer() {
     let mut worker = Worker::new(CONFIG);

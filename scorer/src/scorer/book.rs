@@ -2,6 +2,7 @@
 
 use super::decisions::{Decision, Decisions};
 use super::metrics::{Metrics, NO_ENDPOINT};
+use super::replicas::Link;
 use super::shares::Shares;
 use super::{Config, Refused, Scraped, precise};
 use crate::clock::{self, Clock};
@@ -17,7 +18,7 @@ use weir::invalid::Invalid;
 use weir::kv::{self, News};
 use weir::limit::Tally;
 use weir::policy::{Attributes, Demand};
-use weir::pool::{Among, Ask, Load, Pools, Precise, Pressure, Report, Said};
+use weir::pool::{Among, Ask, Load, Message, Pools, Precise, Pressure, Report, Said};
 use weir::wire::{Event, Reserve, Reserved};
 
 /// A running scorer.
@@ -32,6 +33,8 @@ pub struct Scorer {
     pub(super) shares: Shares,
     /// Of pools whose engines say what they hold: what turns their requests into tokens.
     readers: BTreeMap<String, Reader>,
+    /// To other scorers, where there are some.
+    link: Option<Arc<Link>>,
     /// Pools whose endpoints do not come from the configuration.
     discovered: BTreeSet<String>,
 }
@@ -85,6 +88,7 @@ impl Scorer {
         let readers = precise::readers(config)?;
         config.precise.keys().for_each(|name| metrics.precise.know(name));
         let telemetry = config.otel.clone().map(|otel| Telemetry::new(otel, config));
+        let link = Link::new(config, clock.now()).map_err(|invalid| invalid.within("store"))?;
         Ok(Self {
             telemetry,
             pools: Mutex::new(pools),
@@ -93,8 +97,24 @@ impl Scorer {
             shares,
             decisions: Decisions::default(),
             readers,
+            link: link.map(Arc::new),
             discovered: config.discovery.keys().cloned().collect(),
         })
+    }
+
+    /// What leads to the other scorers.
+    pub(super) fn link(&self) -> Option<Arc<Link>> {
+        self.link.clone()
+    }
+
+    /// Whether it knows what the other scorers know.
+    pub fn is_ready(&self) -> bool {
+        self.link.as_ref().is_none_or(|link| link.is_ready(self.clock.now()))
+    }
+
+    /// Acts on the book, for the link to other scorers.
+    pub(super) fn with_pools<T>(&self, act: impl FnOnce(&mut Pools, Instant) -> T) -> T {
+        act(&mut self.pools(), self.clock.now())
     }
 
     /// A thread that died while it held the lock left the book whole: the core does not panic half way.
@@ -151,6 +171,13 @@ impl Scorer {
             self.metrics.shut(name);
             return Ok(Reserved { shut: Some(shut.into()), ..Reserved::default() });
         };
+        if let (Some(link), Some(first)) = (&self.link, choice.order.first()) {
+            let mut booked = Message::booked(place as u16, ask.lease, first, &ask.ask(), choice.probe);
+            if let Message::Booked { prefill, .. } = &mut booked {
+                prefill.clone_from(&choice.prefill);
+            }
+            link.tell(booked);
+        }
         let is_watched = self.decisions.wants(now);
         let why = (ask.explain || is_watched).then(|| pool.why(&choice, now));
         self.metrics.reserved(name, prompt_tokens, choice.candidate.cached_tokens);
@@ -193,30 +220,23 @@ impl Scorer {
             | Event::Attempted { pool, .. }
             | Event::Went { pool, .. }
             | Event::End { pool, .. }) = event;
-            let Some((name, pool)) = pools.of_name(pool).and_then(|place| pools.get(place)) else { continue };
-            match event {
-                Event::FirstToken { lease, served, .. } => pool.first_token(*lease, Some(served), now),
-                Event::Attempted { lease, endpoint, outcome, .. } => {
-                    match pool.attempted(*lease, endpoint, outcome, now) {
-                        Some(Moved::Out) => {
-                            self.metrics.tripped(name);
-                            log::warn!("pool {name:?}: {endpoint} is out: {}", outcome.write());
-                        }
-                        Some(Moved::Back) => log::info!("pool {name:?}: {endpoint} is back"),
-                        None => {}
-                    }
+            let Some(place) = pools.of_name(pool) else { continue };
+            if let (Event::Went { lease, went, .. }, Some(telemetry)) = (event, &self.telemetry) {
+                telemetry.went(pool, *lease, went);
+            }
+            let Some(message) = event.message(place as u16) else { continue };
+            match (pools.hear(&message, now), event) {
+                (Some(Moved::Out), Event::Attempted { pool, endpoint, outcome, .. }) => {
+                    self.metrics.tripped(pool);
+                    log::warn!("pool {pool:?}: {endpoint} is out: {}", outcome.write());
                 }
-                Event::Went { lease, went, .. } => {
-                    if let Some(telemetry) = &self.telemetry {
-                        telemetry.went(name, *lease, went);
-                    }
+                (Some(Moved::Back), Event::Attempted { pool, endpoint, .. }) => {
+                    log::info!("pool {pool:?}: {endpoint} is back");
                 }
-                Event::End { lease, answered, .. } => {
-                    if let Some(answered) = answered {
-                        pool.answered(*lease, answered, now);
-                    }
-                    pool.end(*lease);
-                }
+                _ => {}
+            }
+            if let Some(link) = &self.link {
+                link.tell(message);
             }
         }
     }
@@ -336,6 +356,9 @@ impl Scorer {
             self.metrics.exported(telemetry.counts());
         }
         self.metrics.shares(self.shares.keys(), self.shares.store_up());
+        if let Some(link) = &self.link {
+            link.count(&self.metrics.replicas, self.clock.now());
+        }
         Ok(self.metrics.text(&self.loads())?)
     }
 

@@ -1,6 +1,6 @@
 //! The scorer's configuration: where it listens, its pools, how they choose.
 
-use super::{Precise, Signals, StoreConfig, precise};
+use super::{Precise, ReplicasConfig, Signals, StoreConfig, precise};
 use crate::{admin, discovery, document, otel, picker};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -36,6 +36,9 @@ pub struct Config {
     /// Pools whose engines say what they hold, by their names: `docs/precise.md`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub precise: BTreeMap<String, Precise>,
+    /// How load and prefixes are shared with other scorers, over the store; without this they are not.
+    #[serde(default)]
+    pub replicas: Option<ReplicasConfig>,
     /// Where the endpoints of pools come from that have none here, by the pools' names.
     #[serde(default, skip_serializing_if = "discovery::Config::is_empty")]
     pub discovery: discovery::Config,
@@ -63,6 +66,12 @@ impl Config {
         precise::check(&config)?;
         if let Some(store) = &config.store {
             store.client().map_err(|invalid| invalid.within("store"))?;
+        }
+        if let Some(replicas) = &config.replicas {
+            replicas.check().map_err(|invalid| invalid.within("replicas"))?;
+            if config.store.is_none() {
+                return Err(Invalid::new("replicas", "over which store? `store.url` names it"));
+            }
         }
         if let Some(signals) = &config.signals {
             signals.check().map_err(|invalid| invalid.within("signals"))?;
@@ -131,6 +140,18 @@ mod tests {
             (
                 "{pools: [{name: a, models: [], endpoints: ['[::1]:1']}], precise: {a: {index: {blocks: 2}}}}",
                 "precise.a.index.blocks: unknown field",
+            ),
+            (
+                "{pools: [{name: a, models: [], endpoints: ['[::1]:1']}], replicas: {}}",
+                "replicas: over which store?",
+            ),
+            (
+                "{pools: [{name: a, models: [], endpoints: ['[::1]:1']}], store: {url: 'redis://h:1'}, replicas: {group: 'a b'}}",
+                "replicas.group: 1 to 64",
+            ),
+            (
+                "{pools: [{name: a, models: [], endpoints: ['[::1]:1']}], store: {url: 'redis://h:1'}, replicas: {flush: 1}}",
+                "replicas.flush: unknown field",
             ),
             ("{pools: [{nam: a}]}", "pools[0].nam: unknown field `nam`"),
             (

@@ -4,6 +4,7 @@
 //! away again, the endpoints, is not kept here: each reading makes those gauges anew from the book, and an
 //! endpoint that left is simply not among them.
 
+use super::replicas::Gauges;
 use super::{PoolLoad, Refused, Scraped, gauges, precise};
 use crate::otel;
 use prometheus::{
@@ -40,6 +41,7 @@ pub(super) struct Metrics {
     shared_keys: IntGauge,
     store_up: IntGauge,
     pub(super) precise: precise::Counters,
+    pub(super) replicas: Gauges,
     exported: IntCounterVec,
 }
 
@@ -100,6 +102,7 @@ impl Metrics {
             "1 while the store of shared limits answers, or there is none.",
         )?;
         let (shared_keys, store_up) = (registered(&registry, shared_keys)?, registered(&registry, store_up)?);
+        let replicas = Gauges::new(&registry)?;
         let exported = IntCounterVec::new(
             Opts::new(
                 "weir_scorer_otel_total",
@@ -136,6 +139,7 @@ impl Metrics {
             scrapes,
             shared_keys,
             store_up,
+            replicas,
             exported,
         })
     }

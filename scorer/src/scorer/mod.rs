@@ -6,6 +6,8 @@
 //!
 //! Limits that gateways share are kept here too, in memory or in a store that several scorers share (`shares.rs`).
 //!
+//! Several scorers keep each other's books over that store (`replicas/`).
+//!
 //! Of the pools nothing is stored. After a restart the book is empty, every endpoint looks idle, and leases from before are
 //! unknown and ignored; what was believed comes back with the traffic. A lease of which nobody reports the end
 //! ends by itself.
@@ -16,6 +18,7 @@ mod decisions;
 mod gauges;
 mod metrics;
 mod precise;
+mod replicas;
 mod routes;
 mod scrape;
 mod shares;
@@ -26,6 +29,7 @@ pub use book::{PoolLoad, Scorer};
 pub use config::Config;
 pub use decisions::Decision;
 pub use precise::Precise;
+pub use replicas::Config as ReplicasConfig;
 pub use routes::Refused;
 pub use scrape::scrape;
 pub use store::Config as StoreConfig;
@@ -87,6 +91,9 @@ pub fn run(file: &Path, listen: Option<SocketAddr>) -> anyhow::Result<()> {
         }
         if let Some(telemetry) = scorer.telemetry() {
             tokio::spawn(otel::follow(telemetry));
+        }
+        if let Some(link) = scorer.link() {
+            replicas::follow(link, &scorer);
         }
         if let Some(signals) = config.signals.clone() {
             tokio::spawn(scrape(Arc::clone(&scorer), signals));

@@ -10,7 +10,7 @@ use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{HeaderValue, StatusCode, header};
-use axum::middleware::map_response;
+use axum::middleware::map_response_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::de::DeserializeOwned;
@@ -32,6 +32,8 @@ pub enum Refused {
     NoEndpoint(String),
     /// The store of shared limits cannot be reached.
     NoStore,
+    /// This scorer does not know yet what the others know.
+    Joining,
     /// The body is not what is expected; where, and why.
     Unreadable(String),
     /// The body is too large.
@@ -40,15 +42,17 @@ pub enum Refused {
 
 impl Refused {
     /// All reasons, as metrics name them.
-    pub const REASONS: [&str; 5] = ["unknown_pool", "no_endpoint", "no_store", "unreadable", "too_large"];
+    pub const REASONS: [&str; 6] =
+        ["unknown_pool", "no_endpoint", "no_store", "joining", "unreadable", "too_large"];
 
     /// The reason, as metrics name it.
     pub fn reason(&self) -> &'static str {
-        let [unknown_pool, no_endpoint, no_store, unreadable, too_large] = Self::REASONS;
+        let [unknown_pool, no_endpoint, no_store, joining, unreadable, too_large] = Self::REASONS;
         match self {
             Self::UnknownPool(_) => unknown_pool,
             Self::NoEndpoint(_) => no_endpoint,
             Self::NoStore => no_store,
+            Self::Joining => joining,
             Self::Unreadable(_) => unreadable,
             Self::TooLarge => too_large,
         }
@@ -63,6 +67,9 @@ impl IntoResponse for Refused {
                 (StatusCode::SERVICE_UNAVAILABLE, format!("pool {name:?} has no endpoint"))
             }
             Self::NoStore => (StatusCode::SERVICE_UNAVAILABLE, "the store of shared limits fails".into()),
+            Self::Joining => {
+                (StatusCode::SERVICE_UNAVAILABLE, "what the others know is not known yet".into())
+            }
             Self::Unreadable(why) => (StatusCode::BAD_REQUEST, why),
             Self::TooLarge => {
                 (StatusCode::PAYLOAD_TOO_LARGE, format!("the message is larger than {MOST_BYTES} bytes"))
@@ -86,13 +93,15 @@ pub(super) fn router(scorer: Arc<Scorer>) -> Router {
         .route("/v1/loads", get(loads))
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| async { "ok" }))
+        .route("/readyz", get(ready))
         .layer(DefaultBodyLimit::max(MOST_BYTES))
-        .layer(map_response(sign))
+        .layer(map_response_with_state(Arc::clone(&scorer), sign))
         .with_state(scorer)
 }
 
-async fn sign(mut response: Response) -> Response {
-    response.headers_mut().insert(wire::SCORER, HeaderValue::from_static("1"));
+async fn sign(State(scorer): State<Arc<Scorer>>, mut response: Response) -> Response {
+    let is = if scorer.is_ready() { "1" } else { wire::JOINING };
+    response.headers_mut().insert(wire::SCORER, HeaderValue::from_static(is));
     response
 }
 
@@ -115,7 +124,10 @@ fn read<T: DeserializeOwned>(body: Body) -> Result<T, Refused> {
 
 async fn reserve(State(scorer): State<Arc<Scorer>>, body: Body) -> Response {
     let start = scorer.now();
-    let chosen = choose(&scorer, body).await;
+    let chosen = match scorer.is_ready() {
+        true => choose(&scorer, body).await,
+        false => Err(Refused::Joining),
+    };
     let took = scorer.now().since(start);
     scorer.took(took);
     let reserved = chosen.map(|(ask, reserved)| {
@@ -173,6 +185,14 @@ fn refuse(scorer: &Scorer, refused: Refused) -> Response {
 
 async fn loads(State(scorer): State<Arc<Scorer>>) -> Response {
     Json(json!({ "pools": scorer.loads() })).into_response()
+}
+
+/// Whether it knows what other scorers know: Envoy asks before it sends anything here.
+async fn ready(State(scorer): State<Arc<Scorer>>) -> Response {
+    match scorer.is_ready() {
+        true => "ready".into_response(),
+        false => (StatusCode::SERVICE_UNAVAILABLE, "joining").into_response(),
+    }
 }
 
 async fn metrics(State(scorer): State<Arc<Scorer>>) -> Response {

@@ -102,6 +102,9 @@ fn needs_restart(running: &Config, next: &Config) -> Vec<String> {
     if running.store != next.store {
         parts.push("store".to_owned());
     }
+    if running.replicas != next.replicas {
+        parts.push("replicas".to_owned());
+    }
     let new = next.pools.iter().filter(|pool| running.endpoints_of(&pool.name).is_none());
     parts.extend(new.map(|pool| format!("pools (new: {:?})", pool.name)));
     let gone = running.pools.iter().filter(|pool| next.endpoints_of(&pool.name).is_none());
