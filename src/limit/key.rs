@@ -70,6 +70,11 @@ impl Part {
         matches!(self, Self::ApiKey | Self::Consumer | Self::Header(_))
     }
 
+    /// Whether it says who asks, and not in words of the body: those every client may choose.
+    pub(super) fn tells_clients(&self) -> bool {
+        !matches!(self, Self::Session | Self::User | Self::Model)
+    }
+
     fn value<'a>(&self, asked: &Asked<'a>, identity: &Identity) -> Option<Cow<'a, [u8]>> {
         let Facts { tenant, session, user, model, .. } = asked.facts;
         let id = |id: &Option<u64>| id.map(|id| id.to_le_bytes().to_vec().into());

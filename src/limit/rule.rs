@@ -194,6 +194,11 @@ impl Rule {
         self.key.iter().chain(self.queue.iter().flat_map(|queue| &queue.fair_by))
     }
 
+    /// Whether its keys tell clients apart.
+    pub(super) fn tells_clients(&self) -> bool {
+        self.key.iter().any(Part::tells_clients)
+    }
+
     /// Whether it looks at headers.
     pub(super) fn needs_headers(&self) -> bool {
         self.parts_of_keys().any(Part::is_header)

@@ -121,6 +121,8 @@ pub struct Ticket {
     /// Prompt tokens, as estimated.
     pub(super) input: u64,
     pub(super) model: Option<String>,
+    /// How many answers the model may make as long as it likes, if it may.
+    pub(super) unbounded: Option<u32>,
 }
 
 impl Ticket {
@@ -129,9 +131,11 @@ impl Ticket {
         guests: Vec<Guest>,
         estimate: &Estimate,
         facts: &Facts,
+        unbounded: Option<u32>,
         at: Instant,
     ) -> Self {
-        Self { holds, guests, at, reserved: estimate.cost, input: estimate.input, model: facts.model.clone() }
+        let Estimate { cost: reserved, input, .. } = *estimate;
+        Self { holds, guests, at, reserved, input, model: facts.model.clone(), unbounded }
     }
 
     /// The limits that hold it, by their places in the configuration.
