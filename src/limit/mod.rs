@@ -24,6 +24,7 @@ mod charge;
 mod claim;
 mod config;
 mod cost;
+mod credential;
 mod key;
 mod ledger;
 mod money;
@@ -106,6 +107,7 @@ impl Limits {
                 "no name of an objective: letters, digits, `-`, `_` and `.`",
             ));
         }
+        config.identity.check().map_err(|invalid| invalid.within("identity"))?;
         let cost = Cost::new(config.cost.clone()).map_err(|invalid| invalid.within("cost"))?;
         let (identity, objectives) = (config.identity.clone(), config.objectives.clone());
         Ok(Self { rules, cost, identity, objectives, seed })
@@ -144,12 +146,16 @@ impl Limits {
         let hash = |key: &[Part]| key::hash(key, asked, &self.identity, self.seed);
         let waiter = waiting.map(|waiting| waiting.id);
         let matching = self.rules.iter().enumerate().filter(|(_, rule)| rule.matches(asked));
-        let (holds, mut guests): (Vec<Hold>, Vec<Guest>) = matching
-            .map(|(at, rule)| {
-                let client = rule.queue.as_ref().map_or(0, |queue| hash(&queue.fair_by));
-                (Hold { rule: at, key: hash(&rule.key) }, Guest { client, prompt: 0, waiter })
-            })
-            .unzip();
+        let mut holds = Vec::new();
+        let mut guests = Vec::new();
+        for (at, rule) in matching {
+            let client = rule.queue.as_ref().map_or(Ok(0), |queue| hash(&queue.fair_by));
+            let (Ok(client), Ok(key)) = (client, hash(&rule.key)) else {
+                return Verdict::Denied(Box::new(Denied::ambiguous(at, &rule.name)));
+            };
+            holds.push(Hold { rule: at, key });
+            guests.push(Guest { client, prompt: 0, waiter });
+        }
         if holds.is_empty() {
             return Verdict::Unlimited;
         }

@@ -279,7 +279,7 @@ pub(super) fn check_key(parts: &[Part], field: &str) -> Result<(), Invalid> {
     Ok(())
 }
 
-fn check_header(name: &str) -> Result<(), Invalid> {
+pub(super) fn check_header(name: &str) -> Result<(), Invalid> {
     let lower = |byte: u8| byte.is_ascii_graphic() && !byte.is_ascii_uppercase();
     match !name.is_empty() && name.bytes().all(lower) {
         true => Ok(()),

@@ -54,7 +54,12 @@ fn facts(prompt_tokens: u32, most: Option<u32>) -> Facts {
 
 fn ask(limits: &Limits, store: &Memory, user: &str, facts: &Facts, now: Instant) -> Verdict {
     let header = |name: &str| (name == "x-consumer-username").then_some(user);
-    limits.admit(store, &Asked { facts, header: &header, address: None }, Reach::Ask, now)
+    limits.admit(
+        store,
+        &Asked { facts, header: &header, repeated: &|_| false, address: None },
+        Reach::Ask,
+        now,
+    )
 }
 
 fn admitted(verdict: Verdict) -> Admitted {
@@ -211,7 +216,7 @@ fn a_limit_that_fills_up_while_others_are_charged_takes_all_back() {
     let race = Race(Memory::default(), limits(&format!(r#"{{"limits":[{shared}]}}"#)), Cell::new(false));
     let header = |name: &str| (name == "x-consumer-username").then_some("k");
     let facts = facts(50, Some(0));
-    let asked = Asked { facts: &facts, header: &header, address: None };
+    let asked = Asked { facts: &facts, header: &header, repeated: &|_| false, address: None };
     assert_eq!(denied(both.admit(&race, &asked, Reach::Ask, secs(0))).limit, "all");
     let only_own = limits(&format!(r#"{{"limits":[{own}]}}"#));
     admitted(only_own.admit(&race, &asked, Reach::Ask, secs(0)));
@@ -597,8 +602,8 @@ fn over_a_day_of_random_traffic_no_window_is_exceeded_and_nothing_stays_reserved
     for (user, ledger) in users.iter().zip(&ledgers) {
         let facts = facts(0, Some(0));
         let header = |name: &str| (name == "x-consumer-username").then_some(*user);
-        let asked = Asked { facts: &facts, header: &header, address: None };
-        let key = key::hash(&rule.key, &asked, &limits.identity, limits.seed);
+        let asked = Asked { facts: &facts, header: &header, repeated: &|_| false, address: None };
+        let key = key::hash(&rule.key, &asked, &limits.identity, limits.seed).unwrap();
         let stored = store.get(&place(rule, key));
         let account = open(stored.as_ref(), key, rule, Instant::from_nanos(later)).account;
         assert_eq!(account.in_flight(), 0);
@@ -634,7 +639,7 @@ fn threads_that_share_a_store_lose_no_update() {
         let mut limits = limits(&MINUTE.replace("1000", "100000"));
         let header = |_: &str| None;
         let facts = facts(10, Some(10));
-        let asked = Asked { facts: &facts, header: &header, address: None };
+        let asked = Asked { facts: &facts, header: &header, repeated: &|_| false, address: None };
         let mut tickets = Vec::new();
         for _ in 0..2_000 {
             match limits.admit(&store, &asked, Reach::Ask, secs(1)) {
@@ -657,7 +662,7 @@ fn threads_that_share_a_store_lose_no_update() {
     let facts = facts(0, Some(0));
     let verdict = limits(&MINUTE.replace("1000", "100000")).admit(
         &store,
-        &Asked { facts: &facts, header: &|_| None, address: None },
+        &Asked { facts: &facts, header: &|_| None, repeated: &|_| false, address: None },
         Reach::Ask,
         secs(2),
     );

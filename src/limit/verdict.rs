@@ -187,6 +187,8 @@ pub struct Denied {
 pub enum Reason {
     /// It would never be.
     TooLarge,
+    /// It has more than one credential, and so nobody knows whose it is.
+    Ambiguous,
     /// A window is full.
     Full {
         /// What it counts.
@@ -275,6 +277,11 @@ impl Denied {
     /// A window of `most` has no room for it even when it is empty.
     pub(super) fn too_large(at: usize, name: &str, allows: String, cost: String) -> Self {
         Self { allows, cost, ..Self::bare(at, name, Reason::TooLarge) }
+    }
+
+    /// Its credentials do not say whose it is.
+    pub(super) fn ambiguous(at: usize, name: &str) -> Self {
+        Self::bare(at, name, Reason::Ambiguous)
     }
 
     /// The count could not be written.
