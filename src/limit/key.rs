@@ -58,6 +58,7 @@ impl Default for Identity {
 
 impl Identity {
     pub(super) fn check(&self) -> Result<(), Invalid> {
+        check_header(&self.consumer_header).map_err(|invalid| invalid.within("consumer_header"))?;
         if self.key_headers.is_empty() {
             return Err(Invalid::new("key_headers", "empty; name the header that holds the credential"));
         }

@@ -452,6 +452,17 @@ fn a_wrong_configuration_names_the_place() {
     ] {
         assert!(message(&limit).starts_with(begins), "{limit}: {}", message(&limit));
     }
+    for (identity, begins) in [
+        (r#"{"consumer_header":"X-Consumer-Username"}"#, "identity.consumer_header: the name"),
+        (r#"{"consumer_header":""}"#, "identity.consumer_header: the name"),
+        (r#"{"consumer_header":"bad name\n"}"#, "identity.consumer_header: the name"),
+        (r#"{"key_headers":[]}"#, "identity.key_headers: empty"),
+        (r#"{"key_headers":["authorization","X-Key"]}"#, "identity.key_headers[1]: the name"),
+    ] {
+        let config = invalid::read(format!(r#"{{"limits":[],"identity":{identity}}}"#).as_bytes()).unwrap();
+        let said = Limits::new(&config, 0).unwrap_err().to_string();
+        assert!(said.starts_with(begins), "{identity}: {said}");
+    }
     let weight =
         invalid::read::<Config>(br#"{"limits":[],"cost":{"models":{"m":{"output":-1}}}}"#).unwrap_err();
     assert!(weight.to_string().starts_with("cost.models.m.output: -1 is no weight"), "{weight}");
