@@ -123,8 +123,15 @@ impl Rule {
             }
         }
         for (side, when) in [("when", &limit.when), ("unless", &limit.unless)] {
-            for name in when.headers.keys() {
-                check_header(name).map_err(|invalid| invalid.within(&format!("{side}.headers.{name}")))?;
+            for (name, values) in &when.headers {
+                let within = |invalid: Invalid| invalid.within(&format!("{side}.headers.{name}"));
+                check_header(name).map_err(within)?;
+                if values.is_empty() {
+                    return Err(within(Invalid::new(
+                        "",
+                        "empty; no request would fit: name the values, or `*`",
+                    )));
+                }
             }
         }
         let window = |(at, quantity): (usize, &Quantity)| {

@@ -447,6 +447,17 @@ fn a_wrong_configuration_names_the_place() {
             "limits[0].key[0].header: the name",
         ),
         (format!(r#"{{"name":"a","key":["customer"],{window}}}"#), "limits[0].key[0]"),
+        (format!(r#"{{"name":"a;b=c",{window}}}"#), "limits[0].name: 1 to 64"),
+        (format!(r#"{{"name":"a b",{window}}}"#), "limits[0].name: 1 to 64"),
+        (format!(r#"{{"name":"a\nb",{window}}}"#), "limits[0].name: 1 to 64"),
+        (
+            format!(r#"{{"name":"a","when":{{"headers":{{"x-a":[]}}}},{window}}}"#),
+            "limits[0].when.headers.x-a: empty",
+        ),
+        (
+            format!(r#"{{"name":"a","unless":{{"headers":{{"x-a":[]}}}},{window}}}"#),
+            "limits[0].unless.headers.x-a: empty",
+        ),
         (format!(r#"{{"name":"a","max_keys":9999999,{window}}}"#), "limits[0].max_keys: "),
         (format!(r#"{{"name":"a",{window}}},{{"name":"a",{window}}}"#), "limits[1].name: a is"),
     ] {
