@@ -396,6 +396,14 @@ pub fn write_facts(facts: &Facts) -> String {
             let _ = write!(line, " {key}={number}");
         }
     }
+    match facts.choices {
+        Some(1) => {}
+        // Nobody knows how many.
+        None => line += " choices=0",
+        Some(choices) => {
+            let _ = write!(line, " choices={choices}");
+        }
+    }
     if facts.explain {
         line += " explain=1";
     }
@@ -434,6 +442,7 @@ pub fn read_facts(line: &str) -> Option<Facts> {
             ("prompt_tokens", n) => facts.prompt_tokens = number(n)?,
             ("prompt_units", n) => facts.prompt_units = number(n)?,
             ("max_output_tokens", n) => facts.max_output_tokens = Some(number(n)?),
+            ("choices", n) => facts.choices = Some(number(n)?).filter(|n| *n > 0),
             ("thinking_tokens", n) => facts.thinking_tokens = Some(number(n)?),
             ("slo_ttft_ms", n) => facts.slo_ttft_ms = Some(number(n)?),
             ("slo_tpot_ms", n) => facts.slo_tpot_ms = Some(number(n)?),
@@ -657,6 +666,7 @@ mod tests {
             prompt_tokens: 12,
             prompt_units: 1,
             max_output_tokens: Some(7),
+            choices: Some(3),
             effort: Some("low".into()),
             thinking_tokens: Some(3),
             slo_ttft_ms: Some(250),
@@ -671,7 +681,8 @@ mod tests {
             user: Some(u64::MAX),
             ..Facts::of(Dialect::Messages)
         };
-        for facts in [Facts::of(Dialect::Tokens), full] {
+        let unknown = Facts { choices: None, ..Facts::of(Dialect::Chat) };
+        for facts in [Facts::of(Dialect::Tokens), unknown, full] {
             let line = write_facts(&facts);
             assert_eq!(read_blocks(&write_blocks(&line, &[3, 10])), Some((facts.clone(), vec![3, 10])));
             assert_eq!(read_facts(&line), Some(facts));

@@ -80,7 +80,7 @@ fn expect_none(text: &str, of: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_secret_of_a_client_is_written_anywhere() {
     // One request is admitted in a minute, so that the others see what a refused one sees.
-    let limit = json!({"limits": [{"name": "l", "key": ["api_key", "tenant", "session", "user"], "windows": [{"requests": 4, "per_s": 3600}]}]});
+    let limit = json!({"identity": {"key_headers": ["authorization"]}, "limits": [{"name": "l", "key": ["api_key", "tenant", "session", "user"], "windows": [{"requests": 4, "per_s": 3600}]}]});
     for chain in [false, true] {
         let setup = Setup {
             chain,

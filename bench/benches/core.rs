@@ -236,7 +236,7 @@ fn limits(c: &mut Criterion) {
                 let header = |name: &str| (name == "authorization").then_some(key);
                 // About a thousand requests a second.
                 let now = Instant::from_nanos(1_000_000_000_000 + turn as u64 * 1_000_000);
-                let asked = Asked { facts: &facts, header: &header, address: None };
+                let asked = Asked { facts: &facts, header: &header, repeated: &|_| false, address: None };
                 let Verdict::Admitted(admitted) = limits.admit(&store, &asked, Reach::Ask, now) else {
                     return;
                 };
@@ -263,7 +263,7 @@ fn limits(c: &mut Criterion) {
     let (mut limits, store) = (Limits::new(&config, 7).unwrap(), Memory::default());
     let mut ledger = Ledger::new(Instant::default());
     let now = Instant::from_millis(7_200_000);
-    let asked = Asked { facts: &facts, header: &|_| None, address: None };
+    let asked = Asked { facts: &facts, header: &|_| None, repeated: &|_| false, address: None };
     let Verdict::Short(short) = limits.admit(&store, &asked, Reach::Ask, now) else { return };
     let hold = short.holds()[0];
     let mut renew = |limits: &Limits| {
@@ -313,7 +313,7 @@ fn queues(c: &mut Criterion) {
         let (mut limits, store) = (Limits::new(&config, 7).unwrap(), Memory::default());
         let ask = |limits: &Limits, id: u64, at: Option<Wait>| {
             let facts = Facts { tenant: Some(id % 16), prompt_tokens: 100, ..Facts::of(Dialect::Chat) };
-            let asked = Asked { facts: &facts, header: &|_| None, address: None };
+            let asked = Asked { facts: &facts, header: &|_| None, repeated: &|_| false, address: None };
             limits.admit_or_wait(&store, &asked, Reach::Ask, Some(Waiting { id, warm: 0, at }), NOW)
         };
         let mut places = HashMap::new();

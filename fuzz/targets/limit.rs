@@ -52,8 +52,12 @@ fuzz_target!(|input: &[u8]| {
     let header = |name: &str| (name == "x-consumer-username").then_some("somebody");
     let mut now = Instant::from_millis(u64::from(minutes) * 60_000);
     for turn in 0..4_u64 {
-        match limits.admit(&store, &Asked { facts: &facts, header: &header, address: None }, Reach::Ask, now)
-        {
+        match limits.admit(
+            &store,
+            &Asked { facts: &facts, header: &header, repeated: &|_| false, address: None },
+            Reach::Ask,
+            now,
+        ) {
             Verdict::Admitted(admitted) => {
                 let usage = Usage { input: 40, output: turn * 20, ..Usage::default() };
                 let charge = limits.settle(&store, admitted.ticket, &Outcome::Used(usage), now);
@@ -67,7 +71,7 @@ fuzz_target!(|input: &[u8]| {
     // A day later nothing of it counts any more, but for requests in flight, which it may have invented.
     let later = limits.admit(
         &store,
-        &Asked { facts: &facts, header: &header, address: None },
+        &Asked { facts: &facts, header: &header, repeated: &|_| false, address: None },
         Reach::Alone,
         now + Duration::from_secs(90_000),
     );

@@ -236,6 +236,32 @@ fn engines_that_cannot_be_asked_through_their_cluster_are_warned_of() {
 }
 
 #[test]
+fn a_scorers_cluster_that_is_not_there_is_warned_of_in_each_filter_that_calls_it() {
+    let pick = r#"{"pools": [{"name": "a", "models": ["m"], "endpoints": ["127.0.0.1:9001"]}]}"#;
+    let calling = pick.replace("]}]}", r#"]}], "scorer": {"cluster": "CLUSTER"}}"#);
+    let limit =
+        r#"{"limits": [{"name": "l", "max_in_flight": 1}], "share": {"cluster": "CLUSTER", "id_seed": 1}}"#;
+    let alone = GOOD.replace("weir-pick", "weir-limit").replace("pick.wasm", "limit.wasm");
+    let both = format!(r#"{{"pick": {calling}, "limit": {limit}}}"#);
+    let chain = GOOD.replace("weir-pick", "weir-chain").replace("pick.wasm", "chain.wasm");
+    for (text, config, places) in [
+        (GOOD, &calling[..], &["value.scorer.cluster: "][..]),
+        (&alone, limit, &["value.share.cluster: "]),
+        (&chain, &both, &["value.limit.share.cluster: ", "value.pick.scorer.cluster: "]),
+    ] {
+        for (cluster, places) in [("backends", &[][..]), ("nowhere", places)] {
+            let report = with(text, pick, &config.replace("CLUSTER", cluster));
+            let warnings = report.warnings.iter().map(ToString::to_string);
+            let said: Vec<_> = warnings.filter(|line| line.contains("no static cluster")).collect();
+            assert_eq!(said.len(), places.len(), "{report:#?}");
+            for (line, place) in said.iter().zip(places) {
+                assert!(line.contains(&format!("{place}no static cluster is named \"nowhere\"")), "{line}");
+            }
+        }
+    }
+}
+
+#[test]
 fn where_statuses_are_retried_and_nobody_sees_the_attempts_that_is_said() {
     let shipped = std::fs::read_to_string("../envoy/envoy.yaml").unwrap();
     let unseen = |text: &str| {

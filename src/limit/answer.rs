@@ -40,7 +40,7 @@ impl Denied {
     /// The answer to a request that is not admitted. `wall` gives the time since 1970, and is asked only if needed.
     pub fn answer(&self, dialect: Dialect, wall: impl FnOnce() -> Duration) -> Answer {
         let (kind, code) = match (self.reason, dialect) {
-            (Reason::TooLarge, _) => {
+            (Reason::TooLarge | Reason::Ambiguous, _) => {
                 let body = Refusal::new(dialect, self.status(), self.message()).body();
                 return Answer { status: self.status(), headers: Vec::new(), body };
             }
@@ -98,7 +98,7 @@ impl Denied {
 
     fn status(&self) -> u16 {
         match self.reason {
-            Reason::TooLarge => 400,
+            Reason::TooLarge | Reason::Ambiguous => 400,
             Reason::Quota { .. } => 403,
             Reason::Expired => 503,
             _ => 429,
@@ -112,6 +112,10 @@ impl Denied {
             Reason::TooLarge => format!(
                 "this request is estimated at {cost}, more than the limit {limit} allows at all: {allows}; send less, or ask for less output"
             ),
+            Reason::Ambiguous => {
+                "more than one credential: send one, in one header, as a scheme and a word or as a word"
+                    .into()
+            }
             Reason::Full { .. } => format!(
                 "limit {limit} reached: {allows}; this request is estimated at {cost}; try again in {wait} s"
             ),

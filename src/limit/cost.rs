@@ -11,11 +11,12 @@
 //!
 //! **The estimate** is the prompt, as `extract` estimates its tokens ([`crate::request::Ratios`]), none of it cached; and
 //! the output, by the client's bound (`max_tokens`), as OpenAI's and Anthropic's limits have it. Without a bound it is
-//! what answers of this model usually come to (`usual.rs`), and `output_tokens` until one was seen. An estimate without a
-//! bound may be wrong by much, so it never makes a request too large: it is cut to what the limits allow.
+//! what answers of this model usually come to (`usual.rs`), and `output_tokens` until that is known, for each choice. An
+//! estimate without a bound may be wrong by much, so it never makes a request too large: it is cut to what the limits allow.
 
 use super::money::Prices;
 use super::usual::Usual;
+use super::verdict::Hold;
 use crate::invalid::Invalid;
 use crate::request::Facts;
 use crate::response::{Report, Status, Usage};
@@ -35,7 +36,7 @@ pub struct Config {
     /// Weights by model: a name, or the beginning of names with `*` behind it. The longest that fits is taken, and
     /// counts whole: a weight it leaves out is 1.
     pub models: BTreeMap<String, Weights>,
-    /// Output tokens expected of an answer without a bound, until the model's own answers tell. 1 to 2^32 - 1.
+    /// Output tokens expected of an answer without a bound, until answers to several keys tell. 1 to 2^32 - 1.
     pub output_tokens: NonZeroU32,
     /// How much output is reserved for a request that has a bound.
     pub reserve: Reserve,
@@ -172,6 +173,13 @@ pub struct Estimate {
     pub input: u64,
 }
 
+/// A client's bound of so many times `output_tokens` does not shape an answer: there are clients that always ask for the most.
+const NO_BOUND: u64 = 8;
+
+/// Why engines say that they stopped when the model had nothing more to say: OpenAI's words, those of its responses, and
+/// Anthropic's. Of any other it is not certain.
+const ENDED: [&str; 6] = ["stop", "tool_calls", "function_call", "completed", "end_turn", "tool_use"];
+
 /// What came of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -179,6 +187,8 @@ pub enum Outcome {
     Nothing,
     /// The engine's count.
     Used(Usage),
+    /// The engine's count, of an answer that the model ended: no bound did.
+    Ended(Usage),
     /// The engine's count so far, of an answer that broke off.
     Cut(Usage),
     /// No count: the prompt, and so many tokens that were delivered.
@@ -192,7 +202,10 @@ impl Outcome {
     /// so in a stream that is not compressed.
     pub fn of(report: &Report, status: u16, plain: bool) -> Self {
         match report.usage {
-            Some(usage) if report.status == Status::Complete => Self::Used(usage),
+            Some(usage) if report.status == Status::Complete => match report.finish.as_deref() {
+                Some(finish) if ENDED.contains(&finish) => Self::Ended(usage),
+                _ => Self::Used(usage),
+            },
             // Cut off: the engine's last word may be older than the last token.
             Some(usage) => Self::Cut(Usage { output: usage.output.max(report.deltas), ..usage }),
             None if report.deltas > 0 => Self::Delivered(report.deltas),
@@ -234,15 +247,18 @@ impl Cost {
         longest.and_then(|name| self.config.models.get(name)).unwrap_or(&self.config.weights)
     }
 
-    /// What a request may cost.
-    pub fn estimate(&self, facts: &Facts) -> Estimate {
+    /// What a request may cost, that of a client with these counts.
+    pub(super) fn estimate(&self, facts: &Facts, teacher: &[Hold]) -> Estimate {
         let model = facts.model.as_deref();
         let input = u64::from(facts.prompt_tokens);
-        let expected = self.usual.output(model).unwrap_or(u64::from(self.config.output_tokens.get()));
+        let expected = || {
+            let one = self.usual.output(model, teacher, u64::from(self.config.output_tokens.get()));
+            one.saturating_mul(facts.choices.map_or(u64::MAX, u64::from))
+        };
         let (output, firm) = match (facts.max_output_tokens.map(u64::from), self.config.reserve) {
             (Some(bound), Reserve::Bound) => (bound, bound),
-            (Some(bound), Reserve::Usual) => (bound.min(expected), 0),
-            (None, _) => (expected, 0),
+            (Some(bound), Reserve::Usual) => (bound.min(expected()), 0),
+            (None, _) => (expected(), 0),
         };
         Estimate {
             cost: self.most(model, input, output),
@@ -250,6 +266,15 @@ impl Cost {
             prompt: self.weights(model).most(input, 0),
             input,
         }
+    }
+
+    /// How many answers of this request the model may make as long as it likes; `None`: none, or nobody knows.
+    pub(super) fn unbounded(&self, facts: &Facts) -> Option<u32> {
+        let choices = facts.choices?;
+        let far = u64::from(self.config.output_tokens.get())
+            .saturating_mul(NO_BOUND)
+            .saturating_mul(choices.into());
+        facts.max_output_tokens.is_none_or(|bound| u64::from(bound) >= far).then_some(choices)
     }
 
     /// The most that so much input and output can cost.
@@ -277,16 +302,16 @@ impl Cost {
         };
         match outcome {
             Outcome::Nothing => (Spend::default(), false),
-            Outcome::Used(usage) => (cost(usage), false),
+            Outcome::Used(usage) | Outcome::Ended(usage) => (cost(usage), false),
             Outcome::Cut(usage) => (cost(usage), true),
             Outcome::Delivered(output) => (cost(&Usage { input, output: *output, ..Usage::default() }), true),
             Outcome::Unknown => (reserved, true),
         }
     }
 
-    /// Learns from an answer that came to its end.
-    pub(super) fn learn(&mut self, model: &str, usage: &Usage) {
-        self.usual.learn(model, usage);
+    /// Learns from [unbounded](Self::unbounded) answers that the model ended, to a client with these counts.
+    pub(super) fn learn(&mut self, model: &str, teacher: &[Hold], usage: &Usage, choices: u32) {
+        self.usual.learn(model, teacher, usage.output, choices);
     }
 }
 

@@ -68,7 +68,7 @@ impl Gate {
             objective: objective.map(str::to_owned),
             ..Facts::of(Dialect::Chat)
         };
-        let asked = Asked { facts: &facts, header: &|_| None, address: None };
+        let asked = Asked { facts: &facts, header: &|_| None, repeated: &|_| false, address: None };
         self.limits.admit_or_wait(&self.memory, &asked, Reach::Ask, Some(waiting), self.now)
     }
 

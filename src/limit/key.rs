@@ -4,6 +4,9 @@
 //! a value too, the empty one: leaving a header out is no way around a limit. Values are never stored: all
 //! that leaves this module is a hash with a secret seed.
 
+use super::credential::{self, Ambiguous};
+use super::rule::check_header;
+use crate::invalid::Invalid;
 use crate::request::Facts;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -14,7 +17,7 @@ use xxhash_rust::xxh64::Xxh64;
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
-    /// The credential: `authorization` without its scheme, else `x-api-key`, else `api-key`.
+    /// The credential, by `identity.key_headers`.
     ApiKey,
     /// Who an authentication filter says it is, by `identity.consumer_header`.
     Consumer,
@@ -33,17 +36,36 @@ pub enum Part {
     Ip,
 }
 
-/// The header that says who asks. It is to be set by a filter before `limit`, which removes the client's own.
+/// The headers that say who asks.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Identity {
-    /// Of `consumer`.
+    /// Of `consumer`. It is to be set by a filter before `limit`, which removes the client's own.
     pub consumer_header: String,
+    /// Of `api_key`: the headers that authentication takes the credential from, and no others. A request in which they
+    /// hold several is refused.
+    pub key_headers: Vec<String>,
 }
 
 impl Default for Identity {
     fn default() -> Self {
-        Self { consumer_header: "x-consumer-username".into() }
+        Self {
+            consumer_header: "x-consumer-username".into(),
+            key_headers: ["authorization", "x-api-key", "api-key"].map(Into::into).into(),
+        }
+    }
+}
+
+impl Identity {
+    pub(super) fn check(&self) -> Result<(), Invalid> {
+        check_header(&self.consumer_header).map_err(|invalid| invalid.within("consumer_header"))?;
+        if self.key_headers.is_empty() {
+            return Err(Invalid::new("key_headers", "empty; name the header that holds the credential"));
+        }
+        for (at, name) in self.key_headers.iter().enumerate() {
+            check_header(name).map_err(|invalid| invalid.within(&format!("key_headers[{at}]")))?;
+        }
+        Ok(())
     }
 }
 
@@ -54,6 +76,8 @@ pub struct Asked<'a> {
     pub facts: &'a Facts,
     /// The first value of a header, by its name in lower case.
     pub header: &'a dyn Fn(&str) -> Option<&'a str>,
+    /// Whether it is there more than once, with different values.
+    pub repeated: &'a dyn Fn(&str) -> bool,
     /// The client's address and port.
     pub address: Option<&'a str>,
 }
@@ -70,48 +94,47 @@ impl Part {
         matches!(self, Self::ApiKey | Self::Consumer | Self::Header(_))
     }
 
-    fn value<'a>(&self, asked: &Asked<'a>, identity: &Identity) -> Option<Cow<'a, [u8]>> {
+    /// Whether it says who asks, and not in words of the body: those every client may choose.
+    pub(super) fn tells_clients(&self) -> bool {
+        !matches!(self, Self::Session | Self::User | Self::Model)
+    }
+
+    fn value<'a>(&self, asked: &Asked<'a>, identity: &Identity) -> Result<Option<Cow<'a, [u8]>>, Ambiguous> {
         let Facts { tenant, session, user, model, .. } = asked.facts;
         let id = |id: &Option<u64>| id.map(|id| id.to_le_bytes().to_vec().into());
         let text = |text: Option<&'a str>| text.map(|text| text.as_bytes().into());
         let header = |name: &str| (asked.header)(name);
-        match self {
-            Self::ApiKey => text(
-                header("authorization")
-                    .map(credential)
-                    .filter(|credential| !credential.is_empty())
-                    .or_else(|| header("x-api-key"))
-                    .or_else(|| header("api-key")),
-            ),
+        Ok(match self {
+            Self::ApiKey => text(credential::of(&identity.key_headers, asked)?),
             Self::Consumer => text(header(&identity.consumer_header)),
             Self::Tenant => id(tenant),
             Self::Session => id(session),
             Self::User => id(user),
-            Self::Header(name) if name == "authorization" => text(header(name).map(credential)),
+            Self::Header(name) if name == "authorization" => text(credential::of(&[name], asked)?),
             Self::Header(name) => text(header(name)),
             Self::Model => text(model.as_deref()),
             Self::Ip => match asked.address.and_then(network) {
                 Some(network) => Some(network.to_vec().into()),
                 None => text(asked.address),
             },
-        }
+        })
     }
 }
 
 /// The hash of a key's values.
-pub(super) fn hash(parts: &[Part], asked: &Asked<'_>, identity: &Identity, seed: u64) -> u64 {
+pub(super) fn hash(
+    parts: &[Part],
+    asked: &Asked<'_>,
+    identity: &Identity,
+    seed: u64,
+) -> Result<u64, Ambiguous> {
     let mut hash = Xxh64::new(seed);
     for part in parts {
-        let value = part.value(asked, identity).unwrap_or_default();
+        let value = part.value(asked, identity)?.unwrap_or_default();
         hash.update(&(value.len() as u64).to_le_bytes());
         hash.update(&value);
     }
-    hash.digest()
-}
-
-/// What follows the scheme, which could be written in many ways: the same credential is to be the same key.
-fn credential(value: &str) -> &str {
-    value.trim().split_once(' ').map_or(value, |(_, credential)| credential).trim()
+    Ok(hash.digest())
 }
 
 /// An address without its port; of IPv6 the network of 64 bits.
@@ -136,8 +159,8 @@ mod tests {
     fn of(parts: &[Part], headers: &'static [(&'static str, &'static str)], address: &str) -> u64 {
         let facts = Facts { model: Some("m".into()), ..Facts::of(Dialect::Chat) };
         let header = |name: &str| headers.iter().find(|(own, _)| *own == name).map(|(_, value)| *value);
-        let asked = Asked { facts: &facts, header: &header, address: Some(address) };
-        hash(parts, &asked, &Identity::default(), 3)
+        let asked = Asked { facts: &facts, header: &header, repeated: &|_| false, address: Some(address) };
+        hash(parts, &asked, &Identity::default(), 3).unwrap()
     }
 
     #[test]
@@ -155,8 +178,8 @@ mod tests {
     #[test]
     fn who_asks_is_whom_extract_found() {
         let key = |facts: Facts| {
-            let asked = Asked { facts: &facts, header: &|_| None, address: None };
-            hash(&[Part::Tenant, Part::Session, Part::User], &asked, &Identity::default(), 3)
+            let asked = Asked { facts: &facts, header: &|_| None, repeated: &|_| false, address: None };
+            hash(&[Part::Tenant, Part::Session, Part::User], &asked, &Identity::default(), 3).unwrap()
         };
         let nobody = || Facts::of(Dialect::Chat);
         let all = [

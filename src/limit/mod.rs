@@ -24,6 +24,7 @@ mod charge;
 mod claim;
 mod config;
 mod cost;
+mod credential;
 mod key;
 mod ledger;
 mod money;
@@ -106,6 +107,7 @@ impl Limits {
                 "no name of an objective: letters, digits, `-`, `_` and `.`",
             ));
         }
+        config.identity.check().map_err(|invalid| invalid.within("identity"))?;
         let cost = Cost::new(config.cost.clone()).map_err(|invalid| invalid.within("cost"))?;
         let (identity, objectives) = (config.identity.clone(), config.objectives.clone());
         Ok(Self { rules, cost, identity, objectives, seed })
@@ -142,19 +144,23 @@ impl Limits {
         now: Instant,
     ) -> Verdict {
         let hash = |key: &[Part]| key::hash(key, asked, &self.identity, self.seed);
-        let mut estimate = self.cost.estimate(asked.facts);
         let waiter = waiting.map(|waiting| waiting.id);
         let matching = self.rules.iter().enumerate().filter(|(_, rule)| rule.matches(asked));
-        let (holds, guests): (Vec<Hold>, Vec<Guest>) = matching
-            .map(|(at, rule)| {
-                let client = rule.queue.as_ref().map_or(0, |queue| hash(&queue.fair_by));
-                let guest = Guest { client, prompt: estimate.prompt, waiter };
-                (Hold { rule: at, key: hash(&rule.key) }, guest)
-            })
-            .unzip();
+        let mut holds = Vec::new();
+        let mut guests = Vec::new();
+        for (at, rule) in matching {
+            let client = rule.queue.as_ref().map_or(Ok(0), |queue| hash(&queue.fair_by));
+            let (Ok(client), Ok(key)) = (client, hash(&rule.key)) else {
+                return Verdict::Denied(Box::new(Denied::ambiguous(at, &rule.name)));
+            };
+            holds.push(Hold { rule: at, key });
+            guests.push(Guest { client, prompt: 0, waiter });
+        }
         if holds.is_empty() {
             return Verdict::Unlimited;
         }
+        let mut estimate = self.cost.estimate(asked.facts, &self.teacher(&holds));
+        guests.iter_mut().for_each(|guest| guest.prompt = estimate.prompt);
         for (unit, firm, cost) in [
             (Unit::Tokens, estimate.firm.tokens, &mut estimate.cost.tokens),
             (Unit::Money, estimate.firm.money, &mut estimate.cost.money),
@@ -190,9 +196,18 @@ impl Limits {
                     .into_iter()
                     .filter_map(|charged| charged.softened)
                     .max_by_key(|softened| (softened.demote.is_some(), softened.percent)),
-                ticket: Ticket::new(holds, guests, &estimate, asked.facts, now),
+                ticket: {
+                    let unbounded = self.cost.unbounded(asked.facts);
+                    Ticket::new(holds, guests, &estimate, asked.facts, unbounded, now)
+                },
             }),
         }
+    }
+
+    /// Those of a request's counts by which its client is told from others.
+    fn teacher(&self, holds: &[Hold]) -> Vec<Hold> {
+        let tells = |hold: &&Hold| self.rules.get(hold.rule).is_some_and(Rule::tells_clients);
+        holds.iter().filter(tells).copied().collect()
     }
 
     /// The priority of an objective.
@@ -207,7 +222,7 @@ impl Limits {
 
     /// A request is over: charges what it used in place of what was charged in advance.
     pub fn settle(&mut self, store: &dyn Store, ticket: Ticket, outcome: &Outcome, now: Instant) -> Charge {
-        let Ticket { holds, guests, at, reserved, input, model } = ticket;
+        let Ticket { holds, guests, at, reserved, input, model, unbounded } = ticket;
         let (cost, estimated) = self.cost.charge(model.as_deref(), input, reserved, outcome);
         for (hold, guest) in holds.iter().zip(&guests) {
             let Some(rule) = self.rules.get(hold.rule) else { continue };
@@ -217,8 +232,9 @@ impl Limits {
                 });
             }
         }
-        if let (Outcome::Used(usage), Some(model)) = (outcome, &model) {
-            self.cost.learn(model, usage);
+        if let (Outcome::Ended(usage), Some(model), Some(choices)) = (outcome, &model, unbounded) {
+            let teacher = self.teacher(&holds);
+            self.cost.learn(model, &teacher, usage, choices);
         }
         Charge { cost: cost.tokens, money: cost.money, estimated }
     }

@@ -123,8 +123,15 @@ impl Rule {
             }
         }
         for (side, when) in [("when", &limit.when), ("unless", &limit.unless)] {
-            for name in when.headers.keys() {
-                check_header(name).map_err(|invalid| invalid.within(&format!("{side}.headers.{name}")))?;
+            for (name, values) in &when.headers {
+                let within = |invalid: Invalid| invalid.within(&format!("{side}.headers.{name}"));
+                check_header(name).map_err(within)?;
+                if values.is_empty() {
+                    return Err(within(Invalid::new(
+                        "",
+                        "empty; no request would fit: name the values, or `*`",
+                    )));
+                }
             }
         }
         let window = |(at, quantity): (usize, &Quantity)| {
@@ -192,6 +199,11 @@ impl Rule {
     /// All that its keys are made of.
     pub(super) fn parts_of_keys(&self) -> impl Iterator<Item = &Part> {
         self.key.iter().chain(self.queue.iter().flat_map(|queue| &queue.fair_by))
+    }
+
+    /// Whether its keys tell clients apart.
+    pub(super) fn tells_clients(&self) -> bool {
+        self.key.iter().any(Part::tells_clients)
     }
 
     /// Whether it looks at headers.
@@ -274,7 +286,7 @@ pub(super) fn check_key(parts: &[Part], field: &str) -> Result<(), Invalid> {
     Ok(())
 }
 
-fn check_header(name: &str) -> Result<(), Invalid> {
+pub(super) fn check_header(name: &str) -> Result<(), Invalid> {
     let lower = |byte: u8| byte.is_ascii_graphic() && !byte.is_ascii_uppercase();
     match !name.is_empty() && name.bytes().all(lower) {
         true => Ok(()),

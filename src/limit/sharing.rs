@@ -100,7 +100,7 @@ impl Proxy {
     }
 
     fn admit(&self, facts: &Facts, reach: Reach, now: Instant) -> Verdict {
-        let asked = Asked { facts, header: &|_| None, address: None };
+        let asked = Asked { facts, header: &|_| None, repeated: &|_| false, address: None };
         self.limits.admit(&self.memory, &asked, reach, self.clock(now))
     }
 }

@@ -54,7 +54,12 @@ fn facts(prompt_tokens: u32, most: Option<u32>) -> Facts {
 
 fn ask(limits: &Limits, store: &Memory, user: &str, facts: &Facts, now: Instant) -> Verdict {
     let header = |name: &str| (name == "x-consumer-username").then_some(user);
-    limits.admit(store, &Asked { facts, header: &header, address: None }, Reach::Ask, now)
+    limits.admit(
+        store,
+        &Asked { facts, header: &header, repeated: &|_| false, address: None },
+        Reach::Ask,
+        now,
+    )
 }
 
 fn admitted(verdict: Verdict) -> Admitted {
@@ -211,7 +216,7 @@ fn a_limit_that_fills_up_while_others_are_charged_takes_all_back() {
     let race = Race(Memory::default(), limits(&format!(r#"{{"limits":[{shared}]}}"#)), Cell::new(false));
     let header = |name: &str| (name == "x-consumer-username").then_some("k");
     let facts = facts(50, Some(0));
-    let asked = Asked { facts: &facts, header: &header, address: None };
+    let asked = Asked { facts: &facts, header: &header, repeated: &|_| false, address: None };
     assert_eq!(denied(both.admit(&race, &asked, Reach::Ask, secs(0))).limit, "all");
     let only_own = limits(&format!(r#"{{"limits":[{own}]}}"#));
     admitted(only_own.admit(&race, &asked, Reach::Ask, secs(0)));
@@ -318,14 +323,77 @@ fn the_estimate_learns_what_answers_come_to() {
     let mut cost = Cost::new(config.cost).unwrap();
     let tokens = |tokens| Spend { tokens, money: 0 };
     let first = Estimate { cost: tokens(522_000), firm: tokens(10_000), prompt: 10_000, input: 10 };
-    assert_eq!(cost.estimate(&facts(10, None)), first);
-    for _ in 0..200 {
-        cost.learn("m", &Usage { input: 10, output: 50, ..Usage::default() });
+    let of = |key| [Hold { rule: 0, key }];
+    assert_eq!(cost.estimate(&facts(10, None), &of(1)), first);
+    for key in (0..200).map(|turn| turn % 2) {
+        cost.learn("m", &of(key), &Usage { input: 10, output: 50, ..Usage::default() }, 1);
     }
-    let learned = cost.estimate(&facts(10, None));
+    let learned = cost.estimate(&facts(10, None), &of(1));
     assert!((60_000..63_000).contains(&learned.cost.tokens), "{learned:?}");
-    assert_eq!(cost.estimate(&facts(10, Some(1 << 20))).cost, learned.cost, "of `usual`");
-    assert_eq!(cost.estimate(&facts(10, Some(5))).cost.tokens, 15_000);
+    assert_eq!(cost.estimate(&facts(10, Some(1 << 20)), &of(1)).cost, learned.cost, "of `usual`");
+    assert_eq!(cost.estimate(&facts(10, Some(5)), &of(1)).cost.tokens, 15_000);
+}
+
+/// Answers of this many tokens to a key, one after the other.
+fn taught(limits: &mut Limits, store: &Memory, user: &str, facts: &Facts, output: u64, times: u64) {
+    for turn in 0..times {
+        let ticket = admitted(ask(limits, store, user, facts, secs(turn * 100))).ticket;
+        let usage = Usage { input: 1, output, ..Usage::default() };
+        limits.settle(store, ticket, &Outcome::Ended(usage), secs(turn * 100));
+    }
+}
+
+#[test]
+fn what_one_client_does_leaves_the_reserves_of_others_as_they_were() {
+    let reserved = |limits: &Limits, store: &Memory, facts: &Facts| {
+        admitted(ask(limits, store, "other", facts, secs(1 << 30))).ticket.reserved()
+    };
+    let large = MINUTE.replace("1000", "1000000");
+    let (unbounded, many) = (facts(10, None), Facts { choices: Some(128), ..facts(10, None) });
+    for (asked, output) in [(facts(1, Some(1)), 1), (unbounded.clone(), 1), (many.clone(), 128 * 400)] {
+        let (mut limits, store) = (limits(&large), Memory::default());
+        taught(&mut limits, &store, "k", &asked, output, 200);
+        assert_eq!(reserved(&limits, &store, &unbounded), 522_000, "after answers of {output}");
+        assert_eq!(reserved(&limits, &store, &many), (10 + 128 * 512) * 1_000);
+    }
+    // Bounded answers teach nothing, however many keys they have.
+    let (mut limits, store) = (limits(&large), Memory::default());
+    for user in ["a", "b", "c", "d"] {
+        taught(&mut limits, &store, user, &facts(1, Some(1)), 1, 50);
+    }
+    assert_eq!(reserved(&limits, &store, &unbounded), 522_000);
+    for user in ["a", "b", "c", "d"] {
+        taught(&mut limits, &store, user, &unbounded, 50, 50);
+    }
+    assert!((60_000..66_000).contains(&reserved(&limits, &store, &unbounded)));
+    // A bound that is far off is none: there are clients that always ask for the most.
+    for user in ["a", "b", "c", "d"] {
+        taught(&mut limits, &store, user, &facts(1, Some(8 * 512)), 90, 50);
+    }
+    assert!((100_000..106_000).contains(&reserved(&limits, &store, &unbounded)));
+    // How many answers are asked for nobody knows: as much as there is.
+    let odd = Facts { choices: None, ..facts(10, None) };
+    let ticket = admitted(ask(&limits, &store, "odd", &odd, secs(1 << 30))).ticket;
+    assert_eq!(ticket.reserved(), 1_000_000_000);
+}
+
+#[test]
+fn unbounded_requests_at_once_are_bounded_by_the_guess_and_their_debt_keeps_others_out() {
+    let (mut limits, store) = (limits(MINUTE), Memory::default());
+    taught(&mut limits, &store, "k", &facts(1, Some(1)), 1, 200);
+    taught(&mut limits, &store, "k", &facts(1, None), 1, 200);
+    let verdicts = (0..60).map(|_| ask(&limits, &store, "k", &facts(10, None), secs(100_000)));
+    let tickets: Vec<Ticket> = verdicts
+        .filter_map(|verdict| match verdict {
+            Verdict::Admitted(admitted) => Some(admitted.ticket),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(tickets.len(), 1, "1000 / (10 + 512)");
+    for ticket in tickets {
+        limits.settle(&store, ticket, &used(10, 900), secs(100_010));
+    }
+    denied(ask(&limits, &store, "k", &facts(10, Some(100)), secs(100_060)));
 }
 
 #[test]
@@ -335,6 +403,10 @@ fn outcomes_follow_the_answer() {
     let outcome = |report: &Report, status, plain| Outcome::of(report, status, plain);
     let complete = report(Some(usage), Status::Complete, 9);
     assert_eq!(outcome(&complete, 200, true), Outcome::Used(usage));
+    for (finish, outcome_of_it) in [("stop", Outcome::Ended(usage)), ("length", Outcome::Used(usage))] {
+        let finished = Report { finish: Some(finish.into()), ..complete.clone() };
+        assert_eq!(outcome(&finished, 200, true), outcome_of_it);
+    }
     let partial = report(Some(usage), Status::Partial, 9);
     assert_eq!(outcome(&partial, 200, true), Outcome::Cut(Usage { output: 9, ..usage }));
     let missing = |deltas| report(None, Status::Missing, deltas);
@@ -375,10 +447,32 @@ fn a_wrong_configuration_names_the_place() {
             "limits[0].key[0].header: the name",
         ),
         (format!(r#"{{"name":"a","key":["customer"],{window}}}"#), "limits[0].key[0]"),
+        (format!(r#"{{"name":"a;b=c",{window}}}"#), "limits[0].name: 1 to 64"),
+        (format!(r#"{{"name":"a b",{window}}}"#), "limits[0].name: 1 to 64"),
+        (format!(r#"{{"name":"a\nb",{window}}}"#), "limits[0].name: 1 to 64"),
+        (
+            format!(r#"{{"name":"a","when":{{"headers":{{"x-a":[]}}}},{window}}}"#),
+            "limits[0].when.headers.x-a: empty",
+        ),
+        (
+            format!(r#"{{"name":"a","unless":{{"headers":{{"x-a":[]}}}},{window}}}"#),
+            "limits[0].unless.headers.x-a: empty",
+        ),
         (format!(r#"{{"name":"a","max_keys":9999999,{window}}}"#), "limits[0].max_keys: "),
         (format!(r#"{{"name":"a",{window}}},{{"name":"a",{window}}}"#), "limits[1].name: a is"),
     ] {
         assert!(message(&limit).starts_with(begins), "{limit}: {}", message(&limit));
+    }
+    for (identity, begins) in [
+        (r#"{"consumer_header":"X-Consumer-Username"}"#, "identity.consumer_header: the name"),
+        (r#"{"consumer_header":""}"#, "identity.consumer_header: the name"),
+        (r#"{"consumer_header":"bad name\n"}"#, "identity.consumer_header: the name"),
+        (r#"{"key_headers":[]}"#, "identity.key_headers: empty"),
+        (r#"{"key_headers":["authorization","X-Key"]}"#, "identity.key_headers[1]: the name"),
+    ] {
+        let config = invalid::read(format!(r#"{{"limits":[],"identity":{identity}}}"#).as_bytes()).unwrap();
+        let said = Limits::new(&config, 0).unwrap_err().to_string();
+        assert!(said.starts_with(begins), "{identity}: {said}");
     }
     let weight =
         invalid::read::<Config>(br#"{"limits":[],"cost":{"models":{"m":{"output":-1}}}}"#).unwrap_err();
@@ -509,7 +603,7 @@ fn over_a_day_of_random_traffic_no_window_is_exceeded_and_nothing_stays_reserved
                 // Never without need: with a sixtieth more of the window it would not have fitted.
                 let held =
                     |(secs, _): &(u64, u64)| ledgers[user].within(now, nanos(*secs) + nanos(*secs) / 60 + 61);
-                let cost = limits.cost.estimate(&facts).cost.tokens;
+                let cost = limits.cost.estimate(&facts, &[]).cost.tokens;
                 let needed = WINDOWS.iter().any(|window| held(window) + cost > window.1 * 1_000);
                 assert!(needed || denied.reason == Reason::Crowded, "{denied:?}");
                 refused[user] += 1;
@@ -530,8 +624,8 @@ fn over_a_day_of_random_traffic_no_window_is_exceeded_and_nothing_stays_reserved
     for (user, ledger) in users.iter().zip(&ledgers) {
         let facts = facts(0, Some(0));
         let header = |name: &str| (name == "x-consumer-username").then_some(*user);
-        let asked = Asked { facts: &facts, header: &header, address: None };
-        let key = key::hash(&rule.key, &asked, &limits.identity, limits.seed);
+        let asked = Asked { facts: &facts, header: &header, repeated: &|_| false, address: None };
+        let key = key::hash(&rule.key, &asked, &limits.identity, limits.seed).unwrap();
         let stored = store.get(&place(rule, key));
         let account = open(stored.as_ref(), key, rule, Instant::from_nanos(later)).account;
         assert_eq!(account.in_flight(), 0);
@@ -567,7 +661,7 @@ fn threads_that_share_a_store_lose_no_update() {
         let mut limits = limits(&MINUTE.replace("1000", "100000"));
         let header = |_: &str| None;
         let facts = facts(10, Some(10));
-        let asked = Asked { facts: &facts, header: &header, address: None };
+        let asked = Asked { facts: &facts, header: &header, repeated: &|_| false, address: None };
         let mut tickets = Vec::new();
         for _ in 0..2_000 {
             match limits.admit(&store, &asked, Reach::Ask, secs(1)) {
@@ -590,7 +684,7 @@ fn threads_that_share_a_store_lose_no_update() {
     let facts = facts(0, Some(0));
     let verdict = limits(&MINUTE.replace("1000", "100000")).admit(
         &store,
-        &Asked { facts: &facts, header: &|_| None, address: None },
+        &Asked { facts: &facts, header: &|_| None, repeated: &|_| false, address: None },
         Reach::Ask,
         secs(2),
     );

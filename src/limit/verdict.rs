@@ -121,6 +121,8 @@ pub struct Ticket {
     /// Prompt tokens, as estimated.
     pub(super) input: u64,
     pub(super) model: Option<String>,
+    /// How many answers the model may make as long as it likes, if it may.
+    pub(super) unbounded: Option<u32>,
 }
 
 impl Ticket {
@@ -129,9 +131,11 @@ impl Ticket {
         guests: Vec<Guest>,
         estimate: &Estimate,
         facts: &Facts,
+        unbounded: Option<u32>,
         at: Instant,
     ) -> Self {
-        Self { holds, guests, at, reserved: estimate.cost, input: estimate.input, model: facts.model.clone() }
+        let Estimate { cost: reserved, input, .. } = *estimate;
+        Self { holds, guests, at, reserved, input, model: facts.model.clone(), unbounded }
     }
 
     /// The limits that hold it, by their places in the configuration.
@@ -183,6 +187,8 @@ pub struct Denied {
 pub enum Reason {
     /// It would never be.
     TooLarge,
+    /// It has more than one credential, and so nobody knows whose it is.
+    Ambiguous,
     /// A window is full.
     Full {
         /// What it counts.
@@ -271,6 +277,11 @@ impl Denied {
     /// A window of `most` has no room for it even when it is empty.
     pub(super) fn too_large(at: usize, name: &str, allows: String, cost: String) -> Self {
         Self { allows, cost, ..Self::bare(at, name, Reason::TooLarge) }
+    }
+
+    /// Its credentials do not say whose it is.
+    pub(super) fn ambiguous(at: usize, name: &str) -> Self {
+        Self::bare(at, name, Reason::Ambiguous)
     }
 
     /// The count could not be written.

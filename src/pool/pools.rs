@@ -59,6 +59,15 @@ impl Pools {
         let mut made = Self { pools: Vec::new(), by_name: HashMap::new(), by_model: HashMap::new() };
         for (at, spec) in specs.iter().enumerate() {
             let place = |field: &str| format!("pools[{at}].{field}");
+            // It is a part of the names of stats, where `;` begins a label.
+            let is_odd = |letter: char| letter == ';' || letter.is_whitespace() || letter.is_control();
+            if spec.name.is_empty() || spec.name.contains(is_odd) {
+                let why = format!(
+                    "{:?} is no name of a pool: without blanks, `;` and control characters",
+                    spec.name
+                );
+                return Err(Invalid::new(place("name"), why));
+            }
             if made.by_name.insert(spec.name.clone(), at).is_some() {
                 return Err(Invalid::new(
                     place("name"),

@@ -52,8 +52,7 @@ struct Row {
     needs_model: bool,
     /// The body may be `multipart/form-data`.
     uploads: bool,
-    /// The most tokens that the client lets the engine write, over all prompts and choices. Where the API documents
-    /// a default it is used.
+    /// The most tokens that the client lets the engine write per answer. Where the API documents a default it is used.
     output: fn(&Body<'_>) -> Option<u64>,
 }
 
@@ -104,11 +103,11 @@ fn unknown(_: &Body<'_>) -> Option<u64> {
 }
 
 fn chat(body: &Body<'_>) -> Option<u64> {
-    Some(body.max_tokens.larger(body.max_completion_tokens).or(None)?.saturating_mul(body.choices()?))
+    body.max_tokens.larger(body.max_completion_tokens).or(None)
 }
 
 fn completions(body: &Body<'_>) -> Option<u64> {
-    Some(body.max_tokens.or(Some(16))?.saturating_mul(body.choices()?).saturating_mul(body.prompts()))
+    body.max_tokens.or(Some(16))
 }
 
 fn responses(body: &Body<'_>) -> Option<u64> {
@@ -124,11 +123,11 @@ fn spoken_words(body: &Body<'_>) -> Option<u64> {
 }
 
 fn tokens(body: &Body<'_>) -> Option<u64> {
-    Some(body.sampled.or(Some(16))?.saturating_mul(body.choices()?))
+    body.sampled.or(Some(16))
 }
 
 fn generate(body: &Body<'_>) -> Option<u64> {
-    Some(body.sampled.or(Some(128))?.saturating_mul(body.choices()?).saturating_mul(body.prompts()))
+    body.sampled.or(Some(128))
 }
 
 impl Dialect {
@@ -172,8 +171,23 @@ impl Dialect {
         self.row().is_some_and(|row| row.uploads)
     }
 
+    /// The most tokens that the client lets the engine write, over all answers.
     pub(super) fn output_bound(self, body: &Body<'_>) -> Option<u32> {
-        (self.row()?.output)(body).map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX))
+        let tokens = (self.row()?.output)(body)?.saturating_mul(self.answers(body)?);
+        Some(u32::try_from(tokens).unwrap_or(u32::MAX))
+    }
+
+    /// Answers asked for, over all prompts.
+    pub(super) fn choices(self, body: &Body<'_>) -> Option<u32> {
+        Some(u32::try_from(self.answers(body)?).unwrap_or(u32::MAX))
+    }
+
+    fn answers(self, body: &Body<'_>) -> Option<u64> {
+        match self {
+            Self::Chat | Self::Images | Self::Tokens => body.choices(),
+            Self::Completions | Self::Generate => Some(body.choices()?.saturating_mul(body.prompts())),
+            _ => Some(1),
+        }
     }
 
     fn row(self) -> Option<&'static Row> {

@@ -60,6 +60,13 @@ impl Headers {
     pub fn get(&self, name: &str) -> Option<&str> {
         self.iter().find(|(own, _)| *own == name).map(|(_, value)| value)
     }
+
+    /// Whether a header is there more than once, with different values.
+    pub fn differs(&self, name: &str) -> bool {
+        let mut values = self.iter().filter(|(own, _)| *own == name).map(|(_, value)| value);
+        let first = values.next();
+        values.any(|value| Some(value) != first)
+    }
 }
 
 impl std::fmt::Debug for Headers {
@@ -85,6 +92,8 @@ mod tests {
         let bytes = Headers::encode(&pairs);
         assert_eq!(Headers::decode(bytes.clone()).iter().collect::<Vec<_>>(), pairs);
         assert_eq!(Headers::decode(bytes.clone()).get("a"), Some(""));
+        let differs = |name| Headers::decode(bytes.clone()).differs(name);
+        assert_eq!(["a", ":method", "b"].map(differs), [true, false, false]);
         for cut in 0..bytes.len() {
             Headers::decode(bytes[..cut].to_vec()).iter().for_each(drop);
         }

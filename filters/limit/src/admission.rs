@@ -147,7 +147,8 @@ impl Limit {
             false => None,
         };
         let header = |name: &str| headers.get(name);
-        let asked = Asked { facts, header: &header, address: address.as_deref() };
+        let repeated = |name: &str| headers.differs(name);
+        let asked = Asked { facts, header: &header, repeated: &repeated, address: address.as_deref() };
         self.limits.admit_or_wait(&Shared(host), &asked, reach, waiting, host.now())
     }
 
@@ -166,6 +167,7 @@ impl Limit {
         let metrics = self.metrics.get(denied.rule);
         let (verdict, metric) = match denied.reason {
             Reason::TooLarge => ("too_large", metrics.map(|metrics| metrics.too_large)),
+            Reason::Ambiguous => ("ambiguous", metrics.map(|metrics| metrics.ambiguous)),
             Reason::Expired => ("expired", metrics.map(|metrics| metrics.expired)),
             Reason::Shed => ("shed", metrics.map(|metrics| metrics.limited)),
             _ => ("limited", metrics.map(|metrics| metrics.limited)),

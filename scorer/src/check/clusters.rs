@@ -1,4 +1,7 @@
-//! Whether a pool and its cluster fit, which no test of one part shows.
+//! Whether filters and clusters fit, which no test of one part shows.
+//!
+//! A filter that calls a cluster that is not there gets no answer, and goes by its way without one: limits that nobody shares,
+//! choices without the scorer. It is a warning only: clusters may come later, from a control plane.
 //!
 //! `pick` asks its engines how they are through the pool's cluster: an address that the cluster lacks is answered for by another of
 //! it. And where statuses are retried, `breaker` has to stand in the cluster, or `pick` hears of the last attempt only.
@@ -9,11 +12,12 @@ use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
-/// Compares the pools of every `pick` in a bootstrap with its static clusters.
+/// Compares what every filter in a bootstrap calls with its static clusters.
 pub(super) fn check(bootstrap: &Map<String, Value>, report: &mut Report) {
     let clusters = clusters(bootstrap);
     let mut found = unseen_attempts(bootstrap, &report.parts);
-    for (pick, at) in picks(&report.parts) {
+    found.extend(missing_scorers(&clusters, &report.parts));
+    for (pick, at) in filters(&report.parts, "pick") {
         let signals = serde_json::from_value::<weir::signals::Config>(pick["signals"].clone());
         let (Ok(signals), Some(pools)) = (signals, pick["pools"].as_array()) else { continue };
         for (nth, pool) in pools.iter().enumerate() {
@@ -39,13 +43,32 @@ pub(super) fn check(bootstrap: &Map<String, Value>, report: &mut Report) {
     found.into_iter().for_each(|(at, why)| report.warn(at, why));
 }
 
-/// The effective configurations of every `pick`, alone or in `chain`, and where they stand.
-fn picks(parts: &[Part]) -> impl Iterator<Item = (&Value, String)> {
-    parts.iter().filter_map(|Part { of, at, effective }| match *of {
-        "pick" => Some((effective, at.clone())),
-        "chain" => Some((&effective["pick"], join(at, "pick"))),
+/// The effective configurations of every filter of this name, alone or in `chain`, and where they stand.
+fn filters<'p>(parts: &'p [Part], name: &'static str) -> impl Iterator<Item = (&'p Value, String)> {
+    parts.iter().filter_map(move |Part { of, at, effective }| match *of {
+        of if of == name => Some((effective, at.clone())),
+        "chain" => Some((&effective[name], join(at, name))),
         _ => None,
     })
+}
+
+/// The clusters that are to lead to a scorer and are not there.
+fn missing_scorers(
+    clusters: &BTreeMap<&str, Option<BTreeSet<String>>>,
+    parts: &[Part],
+) -> Vec<(String, String)> {
+    let limits = filters(parts, "limit").map(|(limit, at)| (&limit["share"], join(&at, "share")));
+    let picks = filters(parts, "pick").map(|(pick, at)| (&pick["scorer"], join(&at, "scorer")));
+    let mut called = Vec::new();
+    for (config, at) in limits.chain(picks) {
+        called.extend(config["cluster"].as_str().map(|name| (name, join(&at, "cluster"))));
+        let replicas = config["replicas"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let at = join(&at, "replicas");
+        called.extend(replicas.enumerate().map(|(nth, name)| (name, format!("{at}[{nth}]"))));
+    }
+    called.retain(|(name, _)| !clusters.contains_key(name));
+    let why = |name| format!("no static cluster is named {name:?}, which is to lead to a scorer");
+    called.into_iter().map(|(name, at)| (at, why(name))).collect()
 }
 
 /// The clusters of pools in which nobody sees attempts that are retried for their status.
@@ -56,7 +79,7 @@ fn unseen_attempts(bootstrap: &Map<String, Value>, parts: &[Part]) -> Vec<(Strin
         return Vec::new();
     }
     let pools: Vec<&Value> =
-        picks(parts).filter_map(|(pick, _)| pick["pools"].as_array()).flatten().collect();
+        filters(parts, "pick").filter_map(|(pick, _)| pick["pools"].as_array()).flatten().collect();
     let of_pool = |name: &Value| {
         pools.iter().any(|pool| {
             if pool["cluster"].is_null() { &pool["name"] == name } else { &pool["cluster"] == name }

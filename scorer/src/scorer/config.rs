@@ -114,6 +114,15 @@ mod tests {
     fn every_mistake_is_named_with_its_place() {
         let cases = [
             ("pools: []", "pools: empty"),
+            (
+                "{pools: [{name: 'a;b=c', models: [], endpoints: ['[::1]:1']}]}",
+                "pools[0].name: \"a;b=c\" is no name",
+            ),
+            (
+                "{pools: [{name: 'a b', models: [], endpoints: ['[::1]:1']}]}",
+                "pools[0].name: \"a b\" is no name",
+            ),
+            ("{pools: [{name: '', models: [], endpoints: ['[::1]:1']}]}", "pools[0].name: \"\" is no name"),
             ("listen: 127.0.0.1:1", "missing field `pools`"),
             (
                 "{signals: {path: metrics}, pools: [{name: a, models: [], endpoints: ['[::1]:1']}]}",

@@ -205,6 +205,20 @@ fn bounds_follow_each_dialect() {
 }
 
 #[test]
+fn answers_are_counted_where_the_dialect_has_several() {
+    let choices = |dialect, more: &str| {
+        let body = format!(r#"{{"model":"m"{more}}}"#);
+        read_as(dialect, &body).unwrap().facts.choices
+    };
+    assert_eq!(choices(Dialect::Chat, ""), Some(1));
+    assert_eq!(choices(Dialect::Chat, r#","n":128"#), Some(128));
+    assert_eq!(choices(Dialect::Chat, r#","n":"many""#), None);
+    assert_eq!(choices(Dialect::Completions, r#","prompt":["a","b"],"n":2,"best_of":3"#), Some(6));
+    assert_eq!(choices(Dialect::Messages, r#","n":128"#), Some(1));
+    assert_eq!(choices(Dialect::Chat, r#","n":99999999999"#), Some(u32::MAX));
+}
+
+#[test]
 fn deep_nesting_and_long_lists_are_only_skipped() {
     let deep = format!(r#"{{"x":{}{},"model":"m"}}"#, "[".repeat(100_000), "]".repeat(100_000));
     assert_eq!(read_as(Dialect::Chat, &deep).unwrap().facts.model.as_deref(), Some("m"));

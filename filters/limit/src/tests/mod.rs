@@ -141,6 +141,38 @@ fn anthropics_clients_are_answered_in_their_words() {
 }
 
 #[test]
+fn a_random_credential_beside_the_one_that_was_checked_is_no_new_key() {
+    let named = CONFIG.replace(r#""limits""#, r#""identity":{"key_headers":["x-api-key"]},"limits""#);
+    for (config, statuses) in [
+        (CONFIG, [Some(400); 12]),
+        (&named, [[None; 10].as_slice(), &[Some(429); 2]].concat().try_into().unwrap()),
+    ] {
+        let mut worker = Worker::<Limit>::new(config);
+        for (turn, status) in statuses.into_iter().enumerate() {
+            let random = format!("Bearer {turn}");
+            let sent = send(&mut worker, &[("authorization", &random), ("x-api-key", "sk-real")]);
+            let answer = sent.see().answer();
+            assert_eq!(answer.as_ref().map(|answer| answer.status), status, "{turn}");
+            if status == Some(400) {
+                let body = answer.unwrap().body;
+                assert!(body.contains("more than one credential") && !body.contains("sk-real"), "{body}");
+            }
+        }
+        assert_eq!(metric(worker.world(), "ambiguous_total"), if config == CONFIG { 12 } else { 0 });
+    }
+    let mut worker = Worker::<Limit>::new(CONFIG);
+    for pair in [
+        [("authorization", "Bearer a"), ("authorization", "Bearer b")],
+        [("api-key", "a"), ("x-api-key", "b")],
+    ] {
+        let refused = send(&mut worker, &pair);
+        assert_eq!(refused.see().answer().unwrap().status, 400);
+        let seen = worker.finish(refused);
+        assert_eq!(seen.state(wire::LIMIT).unwrap(), "verdict=ambiguous limit=l retry_after_s=1");
+    }
+}
+
+#[test]
 fn what_is_no_inference_or_has_no_limit_passes() {
     let mut worker =
         Worker::<Limit>::new(r#"{"limits":[{"name":"l","when":{"models":["x"]},"max_in_flight":1}]}"#);
