@@ -90,20 +90,38 @@ fn weights_add_up_and_a_burst_between_two_scrapes_sees_itself() {
     assert_eq!(chosen(&mut policy, &[warm, engine(1, 0, 0, 0.0)]), 1, "4 sent since it spoke: 1.5 against 2");
 }
 
+/// The profile that runs, when none is given.
+fn implied(plugins: Value) -> Value {
+    let policy = Policy::read(&json!({"kind": KIND, "plugins": plugins})).unwrap();
+    assert_eq!(Policy::read(policy.effective()).unwrap().effective(), policy.effective());
+    policy.effective()["schedulingProfiles"][0]["plugins"].clone()
+}
+
 #[test]
-fn without_profiles_llm_ds_defaults_run() {
-    let policy = Policy::read(&json!({"kind": KIND, "plugins": []})).unwrap();
-    let listed = &policy.effective()["schedulingProfiles"][0]["plugins"];
+fn without_profiles_what_is_declared_runs_at_weight_one() {
+    let declared = json!([
+        {"type": "decode-filter"}, {"type": "openai-parser"}, {"type": "queue-scorer"},
+        {"type": "load-aware-scorer", "name": "load"}, {"type": "random-picker"},
+    ]);
+    let expected = json!([
+        {"pluginRef": "decode-filter"}, {"pluginRef": "queue-scorer", "weight": 1.0},
+        {"pluginRef": "load", "weight": 1.0}, {"pluginRef": "random-picker"},
+    ]);
+    assert_eq!(implied(declared), expected);
+}
+
+#[test]
+fn with_nothing_declared_llm_ds_own_configuration_runs() {
     let expected = json!([
         {"pluginRef": "queue-scorer", "weight": 2.0},
         {"pluginRef": "kv-cache-utilization-scorer", "weight": 2.0},
         {"pluginRef": "prefix-cache-scorer", "weight": 3.0},
     ]);
-    assert_eq!(listed, &expected);
+    assert_eq!(implied(json!([])), expected);
+    let policy = Policy::read(&json!({"kind": KIND})).unwrap();
     let prefix = json!({"type": "prefix-cache-scorer", "name": "prefix-cache-scorer",
         "parameters": {"matchLengthWeight": 0.0, "matchLengthScaleTokens": 8192.0}});
     assert!(policy.effective()["plugins"].as_array().unwrap().contains(&prefix));
-    assert_eq!(Policy::read(policy.effective()).unwrap().effective(), policy.effective());
 }
 
 #[test]
@@ -317,6 +335,10 @@ fn mistakes_are_named_with_their_place() {
                 json!([{"name": "a", "plugins": [{"pluginRef": "max-score-picker"}, {"pluginRef": "random-picker"}]}]),
             ),
             "schedulingProfiles[0].plugins[1].pluginRef: a second picker in one profile",
+        ),
+        (
+            json!({"kind": KIND, "plugins": [{"type": "max-score-picker"}, {"type": "random-picker"}]}),
+            "plugins[1].type: a second picker, and no profile says which is for what",
         ),
         (
             disagg(json!({"deciders": {"prefill": "x"}}), ("always-disagg-pd-decider", json!({}))),
