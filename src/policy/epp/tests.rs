@@ -240,6 +240,34 @@ fn objectives_are_kept_as_narrowly_as_may_be() {
     assert_eq!(choose("most"), [0, 1, 2]);
 }
 
+#[test]
+fn room_in_one_objective_does_not_make_up_for_want_in_the_other() {
+    use std::time::Duration;
+    let demand = Demand { slo_ttft_ms: Some(1_000), slo_tpot_ms: Some(50), ..DEMAND };
+    let all = [0, 1, 2, 3].map(at);
+    let order = |kind: &str, parameters: Value| {
+        let mut policy = described(of(&[(kind, parameters, 1.0)]), json!({}), 4);
+        // A quick start and slow tokens; both kept, narrowly; a slow start and quick tokens; neither.
+        for (place, ttft_ms, tpot_ms) in [(0, 100, 100), (1, 900, 40), (2, 1_100, 10), (3, 2_000, 100)] {
+            let after = Duration::from_millis(ttft_ms);
+            let first = News::FirstToken { place, after, uncached_tokens: 1_000, queued_tokens: 1_000 };
+            let decoding = Some(Duration::from_millis(tpot_ms * 10));
+            let end = News::Ended { place, after, decoding, output_tokens: Some(11), failed: false };
+            [first, end].iter().for_each(|news| policy.learn(news, Instant::default()));
+        }
+        let round = Round { demand: &demand, blocks: &[], candidates: &all, now: Instant::default() };
+        let order = policy.choose(&round, 4, &mut Random::new(1)).to_vec();
+        let left_out = policy.explain().iter().filter(|one| one.left_out_by.is_some()).count();
+        (order, left_out)
+    };
+    for strategy in ["least", "most"] {
+        let (order, _) = order("latency-scorer", json!({"headroomSelectionStrategy": strategy}));
+        assert_eq!(order, [1, 0, 2, 3], "{strategy}: the first token weighs more than the others");
+    }
+    let (order, left_out) = order("slo-headroom-tier-filter", json!({"epsilonExploreNeg": 0}));
+    assert_eq!((order[0], left_out), (1, 3));
+}
+
 fn disagg(handler: Value, decider: (&str, Value)) -> Value {
     json!({
         "apiVersion": "llm-d.ai/v1alpha1", "kind": KIND,
