@@ -63,7 +63,10 @@ fn what_is_not_known_is_neither_idle_nor_full() {
     let some = [engine(0, 0, 0, 0.2), at(1), engine(2, 10, 0, 0.8)];
     assert_eq!(scores("kv-cache-utilization-scorer", json!({}), &some), [0.8, 0.5, 0.2]);
     assert_eq!(scores("queue-scorer", json!({}), &some), [1.0, 0.5, 0.0]);
+    let behind = [engine(0, 60, 0, 0.2), engine(1, 68, 0, 0.2), at(2)];
+    assert_eq!(scores("load-aware-scorer", json!({}), &behind), [0.266, 0.234, 0.25], "64 wait there too");
     let silent = [busy(0, 3, 0, 0), busy(1, 0, 0, 0)];
+    assert_eq!(scores("load-aware-scorer", json!({"threshold": 6}), &silent), [0.25, 0.5]);
     assert_eq!(scores("queue-scorer", json!({}), &silent), [0.0, 1.0], "what is in flight here");
     let full = json!({"conditions": [{"metric": "waiting-queue", "maxValue": 5}]});
     let mut policy = described(of(&[("utilization-filter", full, 1.0)]), json!({}), 3);
