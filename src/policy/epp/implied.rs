@@ -1,12 +1,15 @@
 //! What a file leaves out and llm-d puts in.
 //!
 //! Without profiles there is one, `default`, of every filter, scorer and picker that is declared, in their order and at
-//! weight 1. Where nothing is declared at all it is llm-d's own configuration: queue 2, KV cache 2, prefix 3.
+//! weight 1. Where nothing is declared at all it is llm-d's own configuration: queue 2, KV cache 2, prefix 3. A profile
+//! without a picker gets the first that is declared, and `max-score-picker` where none is.
 
 use super::table::{self, Make};
 use super::{Config, Declared, Listed, Reference};
 use crate::invalid::Invalid;
 use crate::policy::number::Amount;
+
+const BEST: &str = "max-score-picker";
 
 /// Puts it in.
 pub(super) fn fill_in(config: &mut Config) -> Result<(), Invalid> {
@@ -14,7 +17,22 @@ pub(super) fn fill_in(config: &mut Config) -> Result<(), Invalid> {
         let plugins = if config.plugins.is_empty() { llm_ds_own(config) } else { declared(config)? };
         config.scheduling_profiles.push(Listed { name: "default".to_owned(), plugins });
     }
+    pickers(config);
     Ok(())
+}
+
+fn pickers(config: &mut Config) {
+    let is_picker = |kind: &str| matches!(table::plugin(kind).map(|plugin| plugin.make), Ok(Make::Pick(_)));
+    let all = config.plugins.iter().filter(|declared| is_picker(&declared.kind));
+    let all: Vec<String> = all.map(|declared| declared.name().to_owned()).collect();
+    let picks = |listed: &Listed| listed.plugins.iter().any(|reference| all.contains(&reference.plugin_ref));
+    if all.is_empty() {
+        config.plugins.push(Declared { kind: BEST.to_owned(), name: None, parameters: None });
+    }
+    let first = all.first().map_or(BEST, String::as_str);
+    for listed in config.scheduling_profiles.iter_mut().filter(|listed| !picks(listed)) {
+        listed.plugins.push(Reference { plugin_ref: first.to_owned(), weight: None });
+    }
 }
 
 fn llm_ds_own(config: &mut Config) -> Vec<Reference> {

@@ -22,6 +22,7 @@ mod prefix;
 mod relative;
 mod session;
 mod table;
+mod unused;
 mod utilization;
 
 pub(super) use disagg::{NoPrefill, Split};
@@ -142,6 +143,10 @@ pub(super) fn read(value: &Value) -> Result<Policy, Invalid> {
         Some(made) => made,
         None => return Err(Invalid::new("schedulingProfiles", format!("no profile is named {name:?}"))),
     };
+    let prefill = split.as_ref().map(|(.., prefill)| prefill.as_str());
+    let decider = split.as_ref().and_then(|(handler, ..)| handler.deciders.prefill.as_deref());
+    let runs: Vec<&str> = prefill.into_iter().chain([name.as_str()]).collect();
+    notes.extend(unused::notes(&config, &instances, &runs, decider));
     let mut effective = vec![json!({ "name": name, "plugins": effective })];
     let split = match split {
         Some((handler, decider, prefill)) => {

@@ -119,6 +119,7 @@ fn with_nothing_declared_llm_ds_own_configuration_runs() {
         {"pluginRef": "queue-scorer", "weight": 2.0},
         {"pluginRef": "kv-cache-utilization-scorer", "weight": 2.0},
         {"pluginRef": "prefix-cache-scorer", "weight": 3.0},
+        {"pluginRef": "max-score-picker"},
     ]);
     assert_eq!(implied(json!([])), expected);
     let policy = Policy::read(&json!({"kind": KIND})).unwrap();
@@ -412,6 +413,47 @@ fn what_is_done_elsewhere_is_accepted_and_said() {
         "plugins[2].parameters.hashBlockSize",
     ];
     assert_eq!(places, expected);
+}
+
+/// A configuration of these plugins and a profile of these references.
+fn profiled(plugins: Value, profiles: Value) -> Policy {
+    Policy::read(&json!({"kind": KIND, "plugins": plugins, "schedulingProfiles": profiles})).unwrap()
+}
+
+#[test]
+fn a_profile_without_a_picker_gets_the_one_that_is_declared() {
+    let one = json!([{"name": "a", "plugins": [{"pluginRef": "queue-scorer"}]}]);
+    let plugins = |picker: &str| json!([{"type": "queue-scorer"}, {"type": picker, "name": "own"}]);
+    let mut policy = profiled(plugins("random-picker"), one.clone());
+    policy.meet(&[]);
+    let counts = shares_of(&mut policy, &[engine(0, 0, 0, 0.0), engine(1, 9, 0, 0.0)], 400);
+    assert!(counts[1] > 100, "at random: {counts:?}");
+    assert_eq!(policy.effective()["schedulingProfiles"][0]["plugins"][1], json!({"pluginRef": "own"}));
+    assert!(policy.notes().is_empty());
+    let policy = profiled(json!([{"type": "queue-scorer"}]), one);
+    let implied = &policy.effective()["schedulingProfiles"][0]["plugins"][1];
+    assert_eq!(implied, &json!({"pluginRef": "max-score-picker"}));
+    assert_eq!(policy.effective()["plugins"][1]["type"], "max-score-picker");
+}
+
+#[test]
+fn what_is_declared_and_stands_nowhere_is_said() {
+    let places = |policy: Policy| policy.notes().iter().map(|note| note.at.clone()).collect::<Vec<_>>();
+    let plugins = json!([
+        {"type": "queue-scorer"}, {"type": "prefix-cache-scorer"}, {"type": "decode-filter"},
+        {"type": "max-score-picker"}, {"type": "random-picker"}, {"type": "always-disagg-pd-decider"},
+    ]);
+    let one = json!([{"name": "a", "plugins": [{"pluginRef": "queue-scorer"}, {"pluginRef": "max-score-picker"}]}]);
+    let expected = ["plugins[1].type", "plugins[2].type", "plugins[4].type", "plugins[5].type"];
+    assert_eq!(places(profiled(plugins, one)), expected);
+    let always = || ("always-disagg-pd-decider", json!({}));
+    let split = json!({"deciders": {"prefill": "always-disagg-pd-decider"}});
+    assert!(places(Policy::read(&disagg(split, always())).unwrap()).is_empty());
+    let whole = Policy::read(&disagg(json!({}), always())).unwrap();
+    let expected = [
+        "schedulingProfiles[0]", "plugins[1].type", "plugins[2].type", "plugins[4].type", "plugins[5].parameters",
+    ];
+    assert_eq!(places(whole), expected);
 }
 
 #[test]
