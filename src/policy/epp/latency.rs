@@ -192,9 +192,8 @@ impl Default for Tier {
 
 impl Keep for Tier {
     fn keep(&mut self, round: &Round<'_>, keep: &mut [bool], random: &mut Random) {
-        let keeps = |candidate: &Candidate| {
-            self.learned.headroom(round, candidate).is_some_and(Headroom::keeps)
-        };
+        let keeps =
+            |candidate: &Candidate| self.learned.headroom(round, candidate).is_some_and(Headroom::keeps);
         let any = round.candidates.iter().any(keeps);
         if any && random.unit() >= self.epsilon.get() {
             keep.iter_mut().zip(round.candidates).for_each(|(keep, candidate)| *keep = keeps(candidate));

@@ -18,6 +18,7 @@ mod labels;
 mod latency;
 mod load;
 mod no_hit_lru;
+mod pd;
 mod prefix;
 mod relative;
 mod session;
@@ -135,6 +136,7 @@ pub(super) fn read(value: &Value) -> Result<Policy, Invalid> {
         return Err(Invalid::new("apiVersion", why));
     }
     let mut notes = elsewhere(&config);
+    notes.extend(pd::renew(&mut config)?);
     implied::fill_in(&mut config)?;
     let instances = instances(&config, &mut notes)?;
     let mut profiles = profiles(&config, &instances)?;

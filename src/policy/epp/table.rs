@@ -206,7 +206,6 @@ static PLUGINS: &[Plugin] = &[
     // Profile handlers and what decides for them.
     row(SINGLE, Make::Handler, ELSEWHERE).also(&["single-profile"]),
     row("disagg-profile-handler", Make::Handler, checked::<Handler>),
-    row("pd-profile-handler", Make::Handler, disagg::old_handler),
     row("prefix-based-pd-decider", Make::Decider(disagg::by_prefix), checked::<disagg::ByPrefix>),
     row("always-disagg-pd-decider", Make::Decider(disagg::always), ELSEWHERE),
     row("load-based-pd-decider", Make::Decider(disagg::by_load), checked::<disagg::ByLoad>),

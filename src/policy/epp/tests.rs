@@ -319,6 +319,48 @@ fn prefill_is_split_off_by_uncached_length_by_load_or_always() {
     assert_eq!(split(always(), warm, true, "refuse"), Prefill::Nowhere);
 }
 
+/// The handler of `disagg` is the old one, with these parameters and these deciders beside it.
+fn old(parameters: Value, deciders: &[&str]) -> Result<Policy, String> {
+    let mut config = disagg(json!({}), ("openai-parser", json!({})));
+    config["plugins"][5] = json!({"type": "pd-profile-handler", "parameters": parameters});
+    let plugins = config["plugins"].as_array_mut().unwrap();
+    plugins.extend(deciders.iter().map(|kind| json!({"type": kind})));
+    Policy::read(&config).map_err(|invalid| invalid.to_string())
+}
+
+#[test]
+fn the_old_handler_is_read_as_its_successor() {
+    let read = |parameters: Value, deciders: &[&str]| {
+        let policy = old(parameters, deciders).unwrap();
+        let note = &policy.notes()[0];
+        assert_eq!(note.at, "plugins[5].type");
+        assert!(note.why.starts_with("deprecated; read as {"), "{note}");
+        let again = Policy::read(policy.effective()).unwrap();
+        assert_eq!(again.effective(), policy.effective());
+        assert!(!again.notes().iter().any(|note| note.why.starts_with("deprecated")));
+        let plugins = policy.effective()["plugins"].as_array().unwrap();
+        assert_eq!(plugins[5]["type"], "disagg-profile-handler");
+        let name = &plugins[5]["parameters"]["deciders"]["prefill"];
+        let decider = plugins.iter().find(|plugin| plugin["name"] == *name).unwrap();
+        (decider["type"].clone(), decider["parameters"]["nonCachedTokens"].clone())
+    };
+    let prefix = "prefix-based-pd-decider";
+    let named = json!({"deciderPluginName": "always-disagg-pd-decider", "prefixPluginName": "x"});
+    assert_eq!(read(named, &["always-disagg-pd-decider"]), (json!("always-disagg-pd-decider"), Value::Null));
+    assert_eq!(read(json!({"decodeProfile": "decode"}), &[prefix]), (json!(prefix), json!(0)), "its default");
+    assert_eq!(read(json!({"threshold": 100, "hashBlockSize": 5}), &[]), (json!(prefix), json!(100)));
+    assert_eq!(read(json!({"threshold": 0}), &[]), (json!("always-disagg-pd-decider"), Value::Null));
+    let wrong = |parameters: Value, deciders: &[&str]| old(parameters, deciders).unwrap_err();
+    let message = wrong(json!({"thresold": 1}), &[]);
+    assert!(message.starts_with("plugins[5].parameters.thresold: unknown field"), "{message}");
+    let message = wrong(json!({"threshold": 1}), &[prefix]);
+    assert!(message.starts_with("plugins[5].parameters.threshold: there is a decider"), "{message}");
+    let message = wrong(json!({"primaryPort": 8000}), &[]);
+    assert!(message.starts_with("plugins[5].parameters.primaryPort: list each rank"), "{message}");
+    let message = wrong(json!({"deciderPluginName": "x"}), &[]);
+    assert!(message.starts_with("plugins[5].parameters.deciderPluginName: no plugin is named"), "{message}");
+}
+
 #[test]
 fn mistakes_are_named_with_their_place() {
     let message = |value: Value| Policy::read(&value).unwrap_err().to_string();
@@ -443,7 +485,8 @@ fn what_is_declared_and_stands_nowhere_is_said() {
         {"type": "queue-scorer"}, {"type": "prefix-cache-scorer"}, {"type": "decode-filter"},
         {"type": "max-score-picker"}, {"type": "random-picker"}, {"type": "always-disagg-pd-decider"},
     ]);
-    let one = json!([{"name": "a", "plugins": [{"pluginRef": "queue-scorer"}, {"pluginRef": "max-score-picker"}]}]);
+    let one =
+        json!([{"name": "a", "plugins": [{"pluginRef": "queue-scorer"}, {"pluginRef": "max-score-picker"}]}]);
     let expected = ["plugins[1].type", "plugins[2].type", "plugins[4].type", "plugins[5].type"];
     assert_eq!(places(profiled(plugins, one)), expected);
     let always = || ("always-disagg-pd-decider", json!({}));
@@ -451,7 +494,11 @@ fn what_is_declared_and_stands_nowhere_is_said() {
     assert!(places(Policy::read(&disagg(split, always())).unwrap()).is_empty());
     let whole = Policy::read(&disagg(json!({}), always())).unwrap();
     let expected = [
-        "schedulingProfiles[0]", "plugins[1].type", "plugins[2].type", "plugins[4].type", "plugins[5].parameters",
+        "schedulingProfiles[0]",
+        "plugins[1].type",
+        "plugins[2].type",
+        "plugins[4].type",
+        "plugins[5].parameters",
     ];
     assert_eq!(places(whole), expected);
 }

@@ -31,7 +31,8 @@ pub(super) fn notes(
                 notes.push(Invalid::new(format!("{at}.type"), "not used: no profile handler names it"));
             }
             Make::Handler if plugin.kind != SINGLE && decider.is_none() => {
-                let why = "without deciders.prefill no prefill is split off: the endpoint for decode does it all";
+                let why =
+                    "without deciders.prefill no prefill is split off: the endpoint for decode does it all";
                 notes.push(Invalid::new(format!("{at}.parameters"), why));
             }
             _ => {}
