@@ -224,6 +224,46 @@ fn lengths_go_to_endpoints_that_are_meant_for_them() {
 }
 
 #[test]
+fn ranges_score_as_llm_d_has_them() {
+    let given = |tokens: u32, ranges: &[&str]| {
+        let labels = ranges.iter().enumerate().map(|(place, range)| {
+            (format!("10.0.0.{place}:1"), json!({"labels": {"llm-d.ai/context-length-range": range}}))
+        });
+        let labels = Value::Object(labels.collect());
+        let mut policy = described(of(&[("context-length-aware", json!({}), 1.0)]), labels, ranges.len());
+        let all: Vec<Candidate> = (0..ranges.len()).map(at).collect();
+        let demand = Demand { prompt_tokens: tokens, ..DEMAND };
+        let round = Round { demand: &demand, blocks: &[], candidates: &all, now: Instant::default() };
+        policy.choose(&round, 1, &mut Random::new(1));
+        rounded(&policy)
+    };
+    assert_eq!(given(30_000, &["8192-32768", "16384-65536"]), [0.465, 0.535], "room above counts");
+    assert_eq!(given(2_600, &["500-100000", "2600-2600"]), [0.55, 1.0]);
+    assert_eq!(given(3_000, &["0-2000", "4000-9000", "13000-20000"]), [0.15, 0.15, 0.027]);
+}
+
+#[test]
+fn a_range_that_cannot_be_read_is_refused() {
+    use crate::pool::{self, Pools, Spec};
+    let read = |label: &str| {
+        let pools: Vec<Spec> = serde_json::from_value(json!([{
+            "name": "p", "models": ["m"], "endpoints": ["10.0.0.1:1"],
+            "attributes": {"10.0.0.1:1": {"labels": {"llm-d.ai/context-length-range": label}}},
+        }]))
+        .unwrap();
+        let choose = json!({"policy": {"plugins": [{"type": "context-length-aware"}]}});
+        let choose: pool::Config = serde_json::from_value(choose).unwrap();
+        Pools::new(&pools, &choose, 1).map(|_| ()).map_err(|invalid| invalid.to_string())
+    };
+    assert_eq!(read("8192-32768"), Ok(()));
+    for label in ["8k-32k", "8192", "32768-8192", ""] {
+        let at = "pools[0].attributes[\"10.0.0.1:1\"].labels[\"llm-d.ai/context-length-range\"]: ";
+        let message = read(label).unwrap_err();
+        assert!(message.starts_with(&format!("{at}{label:?} is no range")), "{message}");
+    }
+}
+
+#[test]
 fn objectives_are_kept_as_narrowly_as_may_be() {
     use std::time::Duration;
     let demand = Demand { slo_ttft_ms: Some(1_000), ..DEMAND };
