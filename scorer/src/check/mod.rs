@@ -64,6 +64,7 @@ pub fn text(text: &[u8]) -> Report {
                 let at = if alone { String::new() } else { format!("documents[{at}]") };
                 self::document(document, &at, &mut report);
             }
+            policy::adapters(&mut report);
         }
     }
     report
