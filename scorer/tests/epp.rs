@@ -181,7 +181,7 @@ fn what_is_not_carried_is_refused_with_the_reason() {
         ("- {type: dp-rank-header-handler}", "plugins[3].type: dp-rank-header-handler is not carried: "),
         ("- {type: thunder-agent, name: thunder}", "plugins[3].type: thunder-agent is not carried: "),
         ("- {type: queue-scorer, parameters: {x: 1}}", "plugins[3].parameters.x: unknown field `x`"),
-        ("- {type: quue-scorer}", "plugins[3].type: unknown plugin \"quue-scorer\""),
+        ("- {type: quue-scorer}", "plugins[3].type: unknown plugin `quue-scorer`"),
     ] {
         common_refused(plugins, "{pluginRef: decode-filter}", why);
     }

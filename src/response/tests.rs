@@ -105,7 +105,11 @@ fn where_nobody_counted_the_output_is_what_was_delivered() {
     let delta = "data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n";
     assert_eq!(stream(&format!("{}data: [DONE]\n\n", delta.repeat(7))).output(), Some(7), "no include_usage");
     let early = "data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":1}}\n\n";
-    assert_eq!(stream(&format!("{early}{}", delta.repeat(4))).output(), Some(5), "its count is older than what came");
+    assert_eq!(
+        stream(&format!("{early}{}", delta.repeat(4))).output(),
+        Some(5),
+        "its count is older than what came"
+    );
     assert_eq!(stream(OPENAI).output(), stream(OPENAI).usage.map(|usage| usage.output));
     assert_eq!(stream("data: [DONE]\n\n").output(), None);
 }

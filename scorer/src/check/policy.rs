@@ -104,6 +104,22 @@ mod tests {
     }
 
     #[test]
+    fn a_misspelt_policy_or_plugin_is_answered_with_the_nearest() {
+        let error = |policy: &str| {
+            let text = format!(
+                "pools: [{{name: a, models: [m], endpoints: ['[::1]:1']}}]\nchoose: {{policy: {policy}}}"
+            );
+            check::text(text.as_bytes()).errors.first().map(ToString::to_string).unwrap_or_default()
+        };
+        let policy = error("least_prefil");
+        assert!(policy.starts_with("choose.policy: unknown policy `least_prefil`"), "{policy}");
+        assert!(policy.ends_with("; did you mean least_prefill?"), "{policy}");
+        let plugin = error("{plugins: [{type: quue-scorer}]}");
+        assert!(plugin.ends_with("; did you mean queue-scorer?"), "{plugin}");
+        assert!(!error("fastest").contains("did you mean"));
+    }
+
+    #[test]
     fn affinity_to_adapters_that_nobody_names_is_said() {
         let config = |scorer: &str| {
             format!(r#"{{"kind": "EndpointPickerConfig", "plugins": [{{"type": "{scorer}"}}]}}"#)

@@ -11,14 +11,24 @@ use crate::policy::number::Amount;
 
 const BEST: &str = "max-score-picker";
 
-/// Puts it in.
-pub(super) fn fill_in(config: &mut Config) -> Result<(), Invalid> {
+/// Puts it in, and says so where that leaves the choice to chance.
+pub(super) fn fill_in(config: &mut Config) -> Result<Option<Invalid>, Invalid> {
+    let mut note = None;
     if config.scheduling_profiles.is_empty() {
         let plugins = if config.plugins.is_empty() { llm_ds_own(config) } else { declared(config)? };
+        if !config.plugins.iter().any(|declared| judges(&declared.kind)) {
+            note = Some(Invalid::new("plugins", "no scorer is among them: endpoints are chosen at random"));
+        }
         config.scheduling_profiles.push(Listed { name: "default".to_owned(), plugins });
     }
     pickers(config);
-    Ok(())
+    Ok(note)
+}
+
+/// Whether it is a scorer, or a picker, which may be meant to do without.
+fn judges(kind: &str) -> bool {
+    let make = table::plugin(kind).map(|plugin| plugin.make);
+    matches!(make, Ok(Make::Score(_) | Make::Pick(_)))
 }
 
 fn pickers(config: &mut Config) {

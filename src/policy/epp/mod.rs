@@ -137,7 +137,7 @@ pub(super) fn read(value: &Value) -> Result<Policy, Invalid> {
     }
     let mut notes = elsewhere(&config);
     notes.extend(pd::renew(&mut config)?);
-    implied::fill_in(&mut config)?;
+    notes.extend(implied::fill_in(&mut config)?);
     let instances = instances(&config, &mut notes)?;
     let mut profiles = profiles(&config, &instances)?;
     let (name, split) = arrange(&config, &instances, &mut profiles)?;
@@ -182,7 +182,7 @@ fn elsewhere(config: &Config) -> Vec<Invalid> {
         ("dataLayer", &config.data_layer, "engines are scraped as `signals` says"),
         ("requestHandler", &config.request_handler, "`extract` knows each dialect by its path"),
         ("parser", &config.parser, "`extract` knows each dialect by its path"),
-        ("flowControl", &config.flow_control, "queues and fairness are not built; limits are `limit`'s"),
+        ("flowControl", &config.flow_control, "requests wait in `limit`'s queue, in its order"),
         ("saturationDetector", &config.saturation_detector, "admission by saturation is not built"),
     ];
     let present = parts.into_iter().filter(|(_, part, _)| part.is_some());

@@ -412,7 +412,7 @@ fn mistakes_are_named_with_their_place() {
         (json!({"kind": KIND, "plugin": []}), "plugin: unknown field `plugin`"),
         (
             with(json!([{"type": "queue-scorr"}]), json!([])),
-            "plugins[0].type: unknown plugin \"queue-scorr\"; expected one of queue-scorer, ",
+            "plugins[0].type: unknown plugin `queue-scorr`, expected one of `queue-scorer`, ",
         ),
         (
             with(json!([{"type": "dcgm-data-source"}]), json!([])),
@@ -480,6 +480,7 @@ fn what_is_done_elsewhere_is_accepted_and_said() {
             {"type": "kv-cache-scorer"},
             {"type": "precise-prefix-cache-producer", "parameters": {"kvEventsConfig": {"zmqEndpoint": "tcp://x"}}},
             {"type": "prefix-cache-scorer", "parameters": {"hashBlockSize": 64}},
+            {"type": "fcfs-ordering-policy"},
         ],
         "requestHandler": {"parsers": []},
         "schedulingProfiles": [{"name": "default", "plugins": [{"pluginRef": "kv-cache-scorer"}, {"pluginRef": "prefix-cache-scorer"}]}],
@@ -493,6 +494,7 @@ fn what_is_done_elsewhere_is_accepted_and_said() {
         "plugins[1].parameters.kvEventsConfig",
         "plugins[1].type",
         "plugins[2].parameters.hashBlockSize",
+        "plugins[3].type",
     ];
     assert_eq!(places, expected);
 }
@@ -527,6 +529,8 @@ fn what_is_declared_and_stands_nowhere_is_said() {
     ]);
     let one =
         json!([{"name": "a", "plugins": [{"pluginRef": "queue-scorer"}, {"pluginRef": "max-score-picker"}]}]);
+    let nothing = json!({"kind": KIND, "plugins": [{"type": "token-producer"}]});
+    assert_eq!(places(Policy::read(&nothing).unwrap()), ["plugins", "plugins[0].type"]);
     let expected = ["plugins[1].type", "plugins[2].type", "plugins[4].type", "plugins[5].type"];
     assert_eq!(places(profiled(plugins, one)), expected);
     let always = || ("always-disagg-pd-decider", json!({}));
