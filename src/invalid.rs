@@ -58,6 +58,14 @@ pub fn read<T: DeserializeOwned>(json: &[u8]) -> Result<T, Invalid> {
     Ok(value)
 }
 
+/// Reads a message from the front of `bytes`, and says where it ends: what follows is another's.
+pub fn read_front<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, usize), Invalid> {
+    let mut text = serde_json::Deserializer::from_slice(bytes);
+    let value = serde_path_to_error::deserialize(&mut text).map_err(placed)?;
+    let end = text.into_iter::<serde::de::IgnoredAny>().byte_offset();
+    Ok((value, end))
+}
+
 /// Reads a configuration, or a part of one, that has already been parsed to a JSON value.
 pub fn read_value<T: DeserializeOwned>(value: serde_json::Value) -> Result<T, Invalid> {
     serde_path_to_error::deserialize(value).map_err(placed)

@@ -7,6 +7,7 @@
 //! | [`rewrite`] | which model serves a request in the place of the one it names, and how neither side notices |
 //! | [`response`] | what an answer used, when its first token came, how it ended |
 //! | [`pool`] | who is loaded with what, who holds which prefix, who gets the next request |
+//! | [`kv`] | which blocks of tokens an engine says that it holds |
 //! | [`signals`] | what an engine says of itself |
 //! | [`breaker`] | which endpoints may be sent to, by how their answers went |
 //! | [`limit`] | whether a request may be admitted, and what it is charged |
@@ -22,6 +23,7 @@ pub mod block;
 pub mod breaker;
 pub mod instant;
 pub mod invalid;
+pub mod kv;
 pub mod limit;
 pub mod policy;
 pub mod pool;
@@ -30,6 +32,7 @@ pub mod random;
 pub mod request;
 pub mod response;
 pub mod rewrite;
+mod seeded;
 pub mod signals;
 mod varint;
 pub mod wire;

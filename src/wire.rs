@@ -7,6 +7,7 @@
 //! **Between `pick` and the scorer**, HTTP/1.1 with JSON: `docs/design.md` says why.
 
 use crate::breaker::{Outcome, Shut};
+use crate::invalid::{self, Invalid};
 use crate::policy::Demand;
 use crate::pool::{Answered, Ask, Spill};
 use crate::request::{Dialect, Facts, word};
@@ -469,9 +470,24 @@ impl Reserve {
         Self { pool, lease, demand: ask.demand, trace: None, explain: false, blocks, events: Vec::new() }
     }
 
+    /// Reads a message, and says where the body of its request begins: behind it and a line feed. Where the body is not
+    /// wanted there is none, and it begins at the end.
+    pub fn read(message: &[u8]) -> Result<(Self, usize), Invalid> {
+        let (ask, end): (Self, usize) = invalid::read_front(message)?;
+        match message.get(end..) {
+            Some([b'\n', body @ ..]) if !body.trim_ascii().is_empty() => Ok((ask, end + 1)),
+            None => Ok((ask, message.len())),
+            Some(rest) if rest.trim_ascii().is_empty() => Ok((ask, message.len())),
+            Some(_) => Err(Invalid::new(
+                "",
+                "what follows the message is not the body of its request, behind a line feed",
+            )),
+        }
+    }
+
     /// What it asks of a pool.
     pub fn ask(&self) -> Ask<'_> {
-        Ask { blocks: &self.blocks.0, demand: self.demand }
+        Ask { blocks: &self.blocks.0, demand: self.demand, prompt: None }
     }
 }
 
@@ -490,7 +506,7 @@ impl Facts {
             slo_tpot_ms: self.slo_tpot_ms,
             retried: self.retries > 0,
         };
-        Ask { blocks, demand }
+        Ask { blocks, demand, prompt: None }
     }
 }
 

@@ -30,14 +30,16 @@ async fn collector() -> (u16, Got) {
 
 /// `envoy/tracing.yaml` and what it says belongs to it.
 fn tracing(envoy: &mut Value, collector: u16) {
-    let mut shipped = rig::shipped("envoy/tracing.yaml").unwrap();
-    let more = shipped["static_resources"]["clusters"].take();
-    let manager = find_all(&mut shipped, &|value| value["tracing"].is_object()).remove(0);
-    for own in find_all(envoy, &|value| value["http_filters"].is_array()) {
-        own["tracing"] = manager["tracing"].clone();
+    let text = std::fs::read_to_string(rig::repository().join("envoy/tracing.yaml")).unwrap();
+    let shipped: Vec<Value> = serde_yaml_ng::Deserializer::from_str(&text)
+        .map(|document| serde::Deserialize::deserialize(document).unwrap())
+        .collect();
+    for own in find_all(envoy, &|value| value["route_config"].is_object()) {
+        own["tracing"] = shipped[0]["typed_config"]["tracing"].clone();
     }
-    let clusters = envoy["static_resources"]["clusters"].as_array_mut().unwrap();
-    clusters.extend(more.as_array().unwrap().iter().cloned());
+    let mut cluster = shipped[1]["resources"][0].clone();
+    cluster.as_object_mut().unwrap().remove("@type");
+    envoy["static_resources"]["clusters"].as_array_mut().unwrap().push(cluster);
     rig::lead_cluster(envoy, "otel", &format!("127.0.0.1:{collector}"));
 }
 

@@ -113,7 +113,7 @@ fn choices(c: &mut Criterion) {
                         },
                         |id| {
                             let blocks = &prompts[id as usize % prompts.len()];
-                            let choice = pool.reserve(id, &Ask { blocks, demand }, NOW);
+                            let choice = pool.reserve(id, &Ask { blocks, demand, prompt: None }, NOW);
                             pool.first_token(id, None, NOW);
                             pool.end(id);
                             choice

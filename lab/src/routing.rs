@@ -208,6 +208,7 @@ impl<'a> Routers<'a> {
                 adapter: adapter.map(adapter_hash),
                 ..Demand::default()
             },
+            prompt: None,
         }
     }
 

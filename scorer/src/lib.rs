@@ -3,6 +3,8 @@
 //! | module | does |
 //! |---|---|
 //! | [`scorer`] | serves the core's pools to many gateways, over HTTP |
+//! | [`kv_events`] | hears what engines say of their KV caches, for the scorer |
+//! | [`tokens`] | turns a request into the tokens that its engine will see |
 //! | [`admin`] | the page that shows them to a person |
 //! | [`picker`] | the same for gateways without our filters: `ext_proc` and the endpoint-picker protocol |
 //! | [`discovery`] | finds endpoints in files and in DNS |
@@ -25,10 +27,12 @@ pub mod clock;
 pub mod discovery;
 pub mod document;
 pub mod explain;
+pub mod kv_events;
 pub mod lab;
 pub mod litellm;
 pub mod load;
 pub mod otel;
 pub mod picker;
 pub mod scorer;
+pub mod tokens;
 pub mod traffic;

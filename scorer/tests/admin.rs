@@ -39,7 +39,7 @@ fn pools() -> Value {
 
 fn ask(pool: &str, lease: u64) -> Reserve {
     let demand = Demand { prompt_tokens: 700, prompt_units: 2, stream: true, ..Demand::default() };
-    Reserve::of(pool, lease, &Ask { blocks: &[1, 2], demand })
+    Reserve::of(pool, lease, &Ask { blocks: &[1, 2], demand, prompt: None })
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -152,7 +152,7 @@ async fn decisions_are_told_with_their_candidates_and_those_who_got_nobody_with_
     let busy = Outcome::of_status(429, Some(Duration::from_secs(20)));
     let endpoint = "10.0.0.3:80".to_owned();
     scorer.report(&[Event::Attempted { pool: "b".into(), lease: 1, endpoint, outcome: busy }]);
-    tokio::time::sleep(Duration::from_millis(30)).await;
+    tokio::time::sleep(Duration::from_millis(150)).await;
     assert!(scorer.reserve(&ask("b", 3)).unwrap().shut.is_some());
     let state = look(last).await;
     assert_eq!(state["decisions"][0]["turned_away"], "busy", "{}", state["decisions"]);

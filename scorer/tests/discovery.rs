@@ -103,7 +103,7 @@ async fn become_these(scorer: &Scorer, wanted: &[&str]) {
 
 fn book(scorer: &Scorer, lease: u64) -> Vec<String> {
     let demand = Demand { prompt_tokens: 10, stream: true, ..Demand::default() };
-    scorer.reserve(&Reserve::of("a", lease, &Ask { blocks: &[], demand })).unwrap().endpoints
+    scorer.reserve(&Reserve::of("a", lease, &Ask { blocks: &[], demand, prompt: None })).unwrap().endpoints
 }
 
 #[tokio::test]

@@ -61,7 +61,7 @@ async fn send(url: &str, path: &str, body: String) -> reqwest::Response {
 
 async fn reserve(url: &str, lease: u64, trace: Option<String>) -> Reserved {
     let demand = Demand { prompt_tokens: 700, stream: true, ..Demand::default() };
-    let ask = Reserve { trace, ..Reserve::of("a", lease, &Ask { blocks: &[], demand }) };
+    let ask = Reserve { trace, ..Reserve::of("a", lease, &Ask { blocks: &[], demand, prompt: None }) };
     send(url, wire::RESERVE_PATH, serde_json::to_string(&ask).unwrap()).await.json().await.unwrap()
 }
 

@@ -53,7 +53,7 @@ impl Running {
     async fn reserve(&self, lease: u64, prompt_tokens: u32, blocks: &[u64], events: Vec<Event>) -> Reserved {
         let prompt_units = blocks.len() as u32;
         let demand = Demand { prompt_tokens, prompt_units, stream: true, ..Demand::default() };
-        let ask = Reserve { events, ..Reserve::of("a", lease, &Ask { blocks, demand }) };
+        let ask = Reserve { events, ..Reserve::of("a", lease, &Ask { blocks, demand, prompt: None }) };
         let response = self.post(wire::RESERVE_PATH, serde_json::to_string(&ask).unwrap()).await;
         assert_eq!(response.headers()[wire::SCORER], "1");
         assert_eq!(response.status(), StatusCode::OK);
@@ -262,7 +262,8 @@ async fn an_autoscaler_finds_what_the_documentation_names_in_its_units() {
         running.report(&[Event::Attempted { pool: "a".into(), lease: 1, endpoint: address, outcome }]).await;
     }
     let demand = Demand { prompt_tokens: 70, stream: true, ..Demand::default() };
-    let ask = serde_json::to_string(&Reserve::of("a", 2, &Ask { blocks: &[], demand })).unwrap();
+    let ask =
+        serde_json::to_string(&Reserve::of("a", 2, &Ask { blocks: &[], demand, prompt: None })).unwrap();
     let refused: Reserved = running.post(wire::RESERVE_PATH, ask).await.json().await.unwrap();
     assert_eq!(refused.shut.unwrap().status, 429);
     let metrics = running.text("/metrics").await;

@@ -154,7 +154,7 @@ async fn what_an_engine_says_is_shown_with_what_was_sent_since() {
     engine.say(Says::Nothing);
     tokio::time::sleep(Duration::from_millis(50)).await;
     let demand = Demand { prompt_tokens: 10, prompt_units: 1, stream: true, ..Demand::default() };
-    running.scorer.reserve(&Reserve::of("a", 1, &Ask { blocks: &[], demand })).unwrap();
+    running.scorer.reserve(&Reserve::of("a", 1, &Ask { blocks: &[], demand, prompt: None })).unwrap();
     assert_eq!(running.said(&engine).unwrap().sent_since, 1);
     let metrics = running.scorer.metrics().unwrap();
     let labels = format!("{{endpoint=\"{}\",pool=\"a\"}}", engine.address);
@@ -225,7 +225,8 @@ async fn adapters_are_known_from_the_list_of_models_where_that_is_asked_for() {
         lease += 1;
         let adapter = Some(weir::wire::name_hash(name));
         let demand = Demand { prompt_tokens: 10, prompt_units: 1, adapter, ..Demand::default() };
-        let ask = Reserve { explain: true, ..Reserve::of("a", lease, &Ask { blocks: &[], demand }) };
+        let ask =
+            Reserve { explain: true, ..Reserve::of("a", lease, &Ask { blocks: &[], demand, prompt: None }) };
         let why = running.scorer.reserve(&ask).unwrap().why.unwrap();
         let of = |engine: &Engine| {
             let all = why["candidates"].as_array().unwrap().iter();

@@ -10,7 +10,8 @@
 //!
 //! *Decode blocks* are those that the endpoint would hold with this request: the prompts of all requests in flight. Here
 //! a block that two of them share counts twice, in Dynamo once. Queued tokens are the uncached part of prompts, and
-//! leave at the first token. Credits for host and disk tiers (0.75 and 0.25 a block) wait for an index that knows tiers.
+//! leave at the first token. Credits for host and disk tiers (0.75 and 0.25 a block) are the precise index's ([`crate::kv::Config`]), for
+//! all policies, and are in the cached blocks already; in Dynamo they do not decay.
 //! Ties are broken at random. `alternative: lmetric` of Dynamo is the policy `lmetric`.
 //!
 //! The default scale of 1 makes a resident block as dear as one to compute, which is too much where answers are long:

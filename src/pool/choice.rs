@@ -6,7 +6,6 @@
 //! is the best there is, and to some a cold one the worst. Then the policy itself may leave out whom it has no use for.
 
 use super::groups::{Level, Spill, Spilled, Way};
-use super::leases::cached;
 use super::{Among, Ask, Choice, Joined, LeaseId, Pool};
 use crate::breaker::{Gate, Shut};
 use crate::instant::Instant;
@@ -51,6 +50,7 @@ impl Pool {
         now: Instant,
     ) -> Option<Choice> {
         self.expire(now);
+        self.in_tokens = ask.prompt.is_some();
         let Way { gate, mut levels, mut reason } = self.way(&ask.demand, among, now);
         let attempts = match gate {
             Gate::Open | Gate::Probe(_) => self.attempts,
@@ -135,7 +135,7 @@ impl Pool {
             in_flight: endpoint.in_flight,
             queued_tokens: endpoint.queued_tokens,
             held_tokens: endpoint.held_tokens,
-            cached_tokens: cached(&endpoint.index, ask),
+            cached_tokens: endpoint.cached(ask, now),
             age,
             engine: heard.map(|heard| heard.signals).unwrap_or_default(),
             unseen: heard.map_or(0, |heard| heard.unseen),

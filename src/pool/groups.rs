@@ -228,7 +228,7 @@ mod tests {
     }
 
     fn ask(prompt_tokens: u32) -> Ask<'static> {
-        Ask { blocks: &[], demand: Demand { prompt_tokens, stream: true, ..Demand::default() } }
+        Ask { demand: Demand { prompt_tokens, stream: true, ..Demand::default() }, ..Ask::default() }
     }
 
     fn spilled(choice: &Choice) -> Option<(u32, Spilled)> {
@@ -348,7 +348,7 @@ mod tests {
             pool.attempted(id, &all[address], &Outcome::failed(Reason::Connect), NOW);
         }
         let again = Demand { retried: true, ..Demand::default() };
-        let ask = |demand| Ask { blocks: &[], demand };
+        let ask = |demand| Ask { blocks: &[], demand, prompt: None };
         let later = NOW + Duration::from_secs(2);
         assert_eq!(pool.reserve(4, &ask(again), later), None);
         let shut = Shut { wait: Duration::from_secs(3), status: 503 };

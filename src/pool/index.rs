@@ -14,8 +14,8 @@
 //!
 //! What is held counts in units, as blocks differ in length (see [`crate::block`]).
 
-use super::seeded::Seeded;
 use crate::block;
+use crate::seeded::Seeded;
 use std::collections::{BTreeSet, HashMap};
 
 /// Blocks believed to be in one endpoint's cache.

@@ -4,10 +4,9 @@
 //! computed by another endpoint than the one that answers, that is a lease of its own there, until the first token.
 
 use super::{Answered, Ask, Index, LeaseId, Pool, Report};
-use crate::block;
 use crate::breaker::Probe;
 use crate::instant::Instant;
-use crate::policy::{Demand, News};
+use crate::policy::News;
 use crate::random::Random;
 use std::time::Duration;
 
@@ -50,7 +49,7 @@ impl Pool {
         self.expire(now);
         let known = |address: &str| {
             let place = *self.places.get(address)?;
-            Some((place, cached(&self.endpoints.get(place)?.index, ask)))
+            Some((place, self.endpoints.get(place)?.cached(ask, now)))
         };
         let Some((place, cached_tokens)) = known(address) else { return };
         self.book_both(id, place, cached_tokens, prefill.and_then(known), ask, now);
@@ -95,6 +94,9 @@ impl Pool {
             self.usual.learn(queued_tokens);
         }
         endpoint.index.insert(ask.blocks);
+        if let (Some(engine), Some(prompt)) = (&mut endpoint.engine, ask.prompt) {
+            engine.expect(prompt, now);
+        }
         let ahead = endpoint.queued_tokens;
         let expires = now + self.lease;
         self.due.insert((expires, id));
@@ -155,6 +157,10 @@ impl Pool {
             failed.held_tokens = failed.held_tokens.saturating_sub(prompt_tokens);
             failed.heard.ended(lease.uncached_tokens, lease.booked);
             failed.index = Index::new(self.index_units, self.random.next());
+            // What its engine said stays true; what was sent there may never have come.
+            if let Some(engine) = &mut failed.engine {
+                engine.expect_nothing();
+            }
         }
         if let Some(endpoint) = self.endpoints.get_mut(server) {
             endpoint.in_flight = endpoint.in_flight.saturating_add(1);
@@ -262,14 +268,4 @@ impl Pool {
 fn prefill_of(id: LeaseId) -> LeaseId {
     const PREFILL: u64 = 0x7072_6566_696c_6c00;
     Random::new(id ^ PREFILL).next()
-}
-
-/// Tokens of the prompt that are believed to be in the endpoint's cache: as large a share of its tokens as the units
-/// matched are of its units. One token is always computed.
-pub(super) fn cached(index: &Index, ask: &Ask<'_>) -> u32 {
-    let Demand { prompt_tokens, prompt_units, .. } = ask.demand;
-    let units = block::units(index.matched(ask.blocks)) as u64;
-    let tokens = units.saturating_mul(u64::from(prompt_tokens)).checked_div(u64::from(prompt_units));
-    let tokens = tokens.and_then(|tokens| u32::try_from(tokens).ok()).unwrap_or(0);
-    tokens.min(prompt_tokens.saturating_sub(1))
 }

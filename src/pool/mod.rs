@@ -19,8 +19,8 @@ mod index;
 mod leases;
 mod pace;
 mod pools;
+mod precise;
 mod pressure;
-mod seeded;
 mod signals;
 mod why;
 
@@ -28,6 +28,7 @@ pub use config::Config;
 pub use groups::{Spill, Spilled};
 pub use index::Index;
 pub use pools::{Pools, Spec};
+pub use precise::{NO_TOKENS, Precise};
 pub use pressure::Pressure;
 pub use signals::{Adapters, Answered, Report, Said};
 pub use why::{Considered, Why};
@@ -40,6 +41,7 @@ use signals::Heard;
 use crate::breaker::{Breaker, Budget, Circuit, Outcome};
 use crate::instant::Instant;
 use crate::invalid::Invalid;
+use crate::kv;
 use crate::policy::{Attributes, Candidate, Demand, Known, Policy, SlowStart};
 use crate::random::Random;
 use crate::wire;
@@ -56,6 +58,8 @@ pub struct Ask<'a> {
     pub blocks: &'a [u64],
     /// Its size.
     pub demand: Demand,
+    /// The prompt in tokens, where that is known.
+    pub prompt: Option<&'a kv::Prompt>,
 }
 
 /// An endpoint chosen and booked.
@@ -119,6 +123,10 @@ pub struct Pool {
     unfit: bool,
     /// The longest prompt that any endpoint takes, in tokens.
     longest: u32,
+    /// How engines' own word of what they hold is kept, and the engines behind each endpoint.
+    precise: Option<(kv::Config, u32)>,
+    /// The last choice was made for a prompt in tokens.
+    in_tokens: bool,
 }
 
 /// One endpoint and what is believed of it.
@@ -134,6 +142,8 @@ struct Endpoint {
     held_tokens: u64,
     sent: Sent,
     index: Index,
+    /// What its engines say that they hold.
+    engine: Option<kv::Engine>,
     joined: Joined,
     heard: Heard,
     circuit: Circuit,
@@ -203,6 +213,8 @@ impl Pool {
             attempts_noted: VecDeque::new(),
             unfit: false,
             longest: u32::MAX,
+            precise: None,
+            in_tokens: false,
         };
         pool.set_endpoints(endpoints)?;
         pool.is_first = false;
@@ -261,6 +273,9 @@ impl Pool {
         }
         let mut old: HashMap<String, Endpoint> =
             self.endpoints.drain(..).map(|endpoint| (endpoint.address.clone(), endpoint)).collect();
+        let engine = |random: &mut Random| {
+            self.precise.as_ref().map(|(config, ranks)| kv::Engine::new(config, *ranks, random.next()))
+        };
         let fresh = |address: &String, random: &mut Random| Endpoint {
             address: address.clone(),
             incarnation: random.next(),
@@ -270,6 +285,7 @@ impl Pool {
             held_tokens: 0,
             sent: Sent::default(),
             index: Index::new(self.index_units, random.next()),
+            engine: engine(random),
             joined: if self.is_first { Joined::First } else { Joined::Now },
             heard: Heard::default(),
             circuit: Circuit::default(),

@@ -138,7 +138,7 @@ mod tests {
     }
 
     fn ask(prompt_tokens: u32) -> Ask<'static> {
-        Ask { blocks: &[], demand: Demand { prompt_tokens, stream: true, ..Demand::default() } }
+        Ask { demand: Demand { prompt_tokens, stream: true, ..Demand::default() }, ..Ask::default() }
     }
 
     fn says(pool: &mut Pool, endpoint: usize, waiting: Option<u32>, kv_usage: Option<f64>) {
@@ -225,7 +225,7 @@ mod tests {
     fn what_was_cached_is_told_of_each_endpoint() {
         let mut pool = pool(1);
         let demand = Demand { prompt_tokens: 100, prompt_units: 4, stream: true, ..Demand::default() };
-        let ask = Ask { blocks: &[1, 2, 3, 4], demand };
+        let ask = Ask { blocks: &[1, 2, 3, 4], demand, prompt: None };
         for id in 0..2 {
             pool.reserve(id, &ask, NOW).unwrap();
         }

@@ -208,6 +208,9 @@ impl Pool {
         let is_alive = |id: &LeaseId| self.leases.get(id).is_some_and(|lease| lease.place == place);
         if endpoint.heard.hear(report, is_alive) {
             endpoint.index = Index::new(self.index_units, self.random.next());
+            if let Some(engine) = &mut endpoint.engine {
+                engine.forget();
+            }
         }
     }
 

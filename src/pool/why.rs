@@ -34,6 +34,10 @@ pub struct Considered {
     pub queued_tokens: u64,
     /// Tokens of the prompt that it holds.
     pub cached_tokens: u32,
+    /// By whose word: `whole` or `part` of what its engine said, or, because that is `stale` or `silent` or there are
+    /// `no_tokens`, by what was sent there. Absent where engines are not listened to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub index: Option<&'static str>,
     /// Requests queued in its engine, with what was sent since it said so.
     pub waiting: Option<f64>,
     /// Requests in its engine's batch, likewise.
@@ -59,7 +63,11 @@ impl Pool {
     pub fn why(&self, choice: &Choice, now: Instant) -> Why {
         let endpoint = choice.order.first().cloned().unwrap_or_default();
         let one = |(candidate, explained): (&Candidate, Explained)| {
-            considered(self.endpoints.get(candidate.place)?, candidate, explained, now)
+            let endpoint = self.endpoints.get(candidate.place)?;
+            Some(Considered {
+                index: self.word(endpoint, now),
+                ..considered(endpoint, candidate, explained, now)
+            })
         };
         let mut candidates: Vec<Considered> =
             self.candidates.iter().zip(self.policy.explain()).filter_map(one).collect();
@@ -74,25 +82,21 @@ impl Pool {
     }
 }
 
-fn considered(
-    endpoint: &Endpoint,
-    candidate: &Candidate,
-    explained: Explained,
-    now: Instant,
-) -> Option<Considered> {
+fn considered(endpoint: &Endpoint, candidate: &Candidate, explained: Explained, now: Instant) -> Considered {
     let age = candidate.engine.at.map(|at| now.since(at).as_millis());
-    Some(Considered {
+    Considered {
         endpoint: endpoint.address.clone(),
         in_flight: candidate.in_flight,
         queued_tokens: candidate.queued_tokens,
         cached_tokens: candidate.cached_tokens,
+        index: None,
         waiting: candidate.waiting(),
         running: candidate.running(),
         kv_usage: candidate.kv_usage(),
         age_ms: age.map(|age| u64::try_from(age).unwrap_or(u64::MAX)),
         adapter: candidate.adapter,
         explained,
-    })
+    }
 }
 
 /// What put the first of them before the others, which are in the order of their totals.

@@ -93,6 +93,8 @@ struct Counts {
     #[serde(deserialize_with = "count")]
     output_tokens: Option<u64>,
     #[serde(deserialize_with = "count")]
+    total_tokens: Option<u64>,
+    #[serde(deserialize_with = "count")]
     cached_tokens: Option<u64>,
     #[serde(deserialize_with = "count")]
     reasoning_tokens: Option<u64>,
@@ -115,10 +117,53 @@ struct Details {
     reasoning_tokens: Option<u64>,
 }
 
-/// A number of tokens; anything else, and what no prompt can have, reads as not said.
+/// A number of tokens; anything else, and what no prompt can have, reads as not said. Some write it as `10.0`.
 fn count<'de, D: serde::Deserializer<'de>>(json: D) -> Result<Option<u64>, D::Error> {
     let value = serde_json::Value::deserialize(json)?;
-    Ok(value.as_u64().filter(|count| u32::try_from(*count).is_ok()))
+    let whole = |number: f64| (number.fract() == 0.0 && number >= 0.0).then_some(number as u64);
+    let count = value.as_u64().or_else(|| whole(value.as_f64()?));
+    Ok(count.filter(|count| u32::try_from(*count).is_ok()))
+}
+
+impl Counts {
+    /// On top of what was known. `None` where it has no number of tokens: to say `{}`, or seconds of audio, is to say nothing.
+    fn usage(self, known: Option<Usage>) -> Option<Usage> {
+        let input_details = self.prompt_tokens_details.or(self.input_tokens_details).unwrap_or_default();
+        let output_details =
+            self.completion_tokens_details.or(self.output_tokens_details).unwrap_or_default();
+        // Anthropic counts cached tokens apart from its input; everybody else inside it.
+        let apart = self.cache_read_input_tokens.unwrap_or(0);
+        let written = self.cache_creation_input_tokens.unwrap_or(0);
+        let output = self.completion_tokens.or(self.output_tokens);
+        let input = self.prompt_tokens.or(self.input_tokens);
+        // Rerankers say the sum and nothing else.
+        let rest = |part: Option<u64>| Some(self.total_tokens?.saturating_sub(part.unwrap_or(0)));
+        let input = input.map(|n| n.saturating_add(apart).saturating_add(written)).or_else(|| rest(output));
+        let output = output.or_else(|| rest(input));
+        if input.is_none() && output.is_none() {
+            return None;
+        }
+        let cached = input_details.cached_tokens.or(self.cached_tokens).or(self.cache_read_input_tokens);
+        let known = known.unwrap_or_default();
+        Some(Usage {
+            input: input.unwrap_or(known.input),
+            cached: cached.unwrap_or(known.cached),
+            output: output.unwrap_or(known.output),
+            reasoning: output_details.reasoning_tokens.or(self.reasoning_tokens).unwrap_or(known.reasoning),
+        })
+    }
+}
+
+/// The usage at the end of a document of which the beginning was not kept. The last `"usage"` before a colon is it: within a text its
+/// quotes would be escaped.
+pub(super) fn usage_at_end(tail: &[u8]) -> Option<Usage> {
+    const KEY: &[u8] = b"\"usage\"";
+    let value = memmem::rfind_iter(tail, KEY).find_map(|at| {
+        let after = tail.get(at.saturating_add(KEY.len())..)?.trim_ascii_start();
+        after.strip_prefix(b":")
+    })?;
+    let counts = serde_json::Deserializer::from_slice(value).into_iter::<Counts>().next()?.ok()?;
+    counts.usage(None)
 }
 
 /// One choice of an OpenAI answer. An engine's `finish_reason` may be an object (SGLang).
@@ -146,24 +191,7 @@ impl<'a> Event<'a> {
         let inner: Option<Event<'_>> = read(self.response).or_else(|| read(self.message));
         let counts: Counts =
             read(self.usage).or_else(|| read(inner?.usage)).or_else(|| read(self.meta_info))?;
-        let known = known.unwrap_or_default();
-        let input_details = counts.prompt_tokens_details.or(counts.input_tokens_details).unwrap_or_default();
-        let output_details =
-            counts.completion_tokens_details.or(counts.output_tokens_details).unwrap_or_default();
-        // Anthropic counts cached tokens apart from its input; everybody else inside it.
-        let apart = counts.cache_read_input_tokens.unwrap_or(0);
-        let written = counts.cache_creation_input_tokens.unwrap_or(0);
-        let input = counts
-            .prompt_tokens
-            .or(counts.input_tokens)
-            .map(|n| n.saturating_add(apart).saturating_add(written));
-        let cached = input_details.cached_tokens.or(counts.cached_tokens).or(counts.cache_read_input_tokens);
-        Some(Usage {
-            input: input.unwrap_or(known.input),
-            cached: cached.unwrap_or(known.cached),
-            output: counts.completion_tokens.or(counts.output_tokens).unwrap_or(known.output),
-            reasoning: output_details.reasoning_tokens.or(counts.reasoning_tokens).unwrap_or(known.reasoning),
-        })
+        counts.usage(known)
     }
 
     /// Why the engine stopped.

@@ -14,7 +14,7 @@
 mod event;
 mod sse;
 
-use event::{Event, Worth};
+use event::{Event, Worth, usage_at_end};
 use sse::Events;
 
 /// Tokens that an answer used. A part that the engine did not name is zero.
@@ -99,9 +99,21 @@ pub struct Reader {
 
 #[derive(Debug)]
 enum Form {
-    Json { body: Vec<u8>, most: usize },
+    Json {
+        body: Vec<u8>,
+        most: usize,
+    },
+    /// A document that is too long to be kept: its last bytes.
+    Tail(Vec<u8>),
     Sse(Box<Events>),
     Opaque,
+}
+
+/// So much of a long document's end is kept: all engines write the usage last.
+const TAIL: usize = 16 << 10;
+
+fn last(bytes: &[u8]) -> Vec<u8> {
+    bytes.get(bytes.len().saturating_sub(TAIL)..).unwrap_or_default().to_vec()
 }
 
 /// What a `content-type` says before its parameters, in lower case.
@@ -126,7 +138,8 @@ struct Found {
 }
 
 impl Reader {
-    /// Longest JSON document, and longest event of a stream, that is read; of a longer one nothing is known.
+    /// Longest JSON document, and longest event of a stream, that is read; of a longer document only the usage at its end, and of a
+    /// longer event nothing.
     pub const MOST_BYTES: usize = 8 << 20;
 
     /// A reader for an answer with these headers.
@@ -157,10 +170,16 @@ impl Reader {
         match &mut self.form {
             Form::Opaque => Progress::Nothing,
             Form::Json { body, most } => {
-                if body.len().saturating_add(bytes.len()) > *most {
-                    self.form = Form::Opaque;
-                } else {
-                    body.extend_from_slice(bytes);
+                body.extend_from_slice(bytes);
+                if body.len() > *most {
+                    self.form = Form::Tail(last(body));
+                }
+                Progress::Nothing
+            }
+            Form::Tail(tail) => {
+                tail.extend_from_slice(bytes);
+                if tail.len() > 2 * TAIL {
+                    *tail = last(tail);
                 }
                 Progress::Nothing
             }
@@ -184,9 +203,12 @@ impl Reader {
                     found.take(&event);
                 }
             }
+            Form::Tail(tail) => found.usage = usage_at_end(&tail),
             Form::Sse(events) => {
                 events.end(|data| found.event(data));
                 complete &= found.over || found.finish.is_some();
+                // It wrote, and says that it did not.
+                complete &= found.deltas == 0 || found.usage.is_none_or(|usage| usage.output > 0);
             }
         }
         let status = match found.usage {

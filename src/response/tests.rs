@@ -178,7 +178,7 @@ fn what_cannot_be_read_is_missing_and_bounded() {
     for _ in 0..=Reader::MOST_BYTES / 4096 {
         reader.feed(&[b' '; 4096]);
     }
-    assert!(!reader.reads());
+    assert_eq!(reader.end(true).status, Status::Missing);
     let mut reader = Reader::new(SSE, "");
     reader.feed(b"data: ");
     for _ in 0..=Reader::MOST_BYTES / 4096 {
@@ -187,4 +187,52 @@ fn what_cannot_be_read_is_missing_and_bounded() {
     reader.feed(b"\n\n");
     reader.feed(OPENAI.as_bytes());
     assert_eq!(reader.end(true).usage, usage(9, 4, 2, 0));
+}
+
+#[test]
+fn usage_that_has_no_number_is_missing_and_what_was_delivered_counts() {
+    const JSON: &str = "application/json";
+    for nothing in [
+        "{}",
+        r#"{"type":"duration","seconds":600}"#,
+        r#"{"prompt_tokens":-10,"completion_tokens":-5}"#,
+        r#"{"prompt_tokens":1.5}"#,
+        r#"{"prompt_tokens":"9"}"#,
+        "[]",
+    ] {
+        let report = read(JSON, &format!("{{\"usage\":{nothing}}}"), 7);
+        assert_eq!((report.usage, report.status), (None, Status::Missing), "{nothing}");
+        let delta = "data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n".repeat(3);
+        let report = stream(&format!("{delta}data: {{\"usage\":{nothing}}}\n\ndata: [DONE]\n\n"));
+        assert_eq!((report.usage, report.status, report.deltas), (None, Status::Missing, 3), "{nothing}");
+        // The same for an output that no answer can have.
+        let report = stream(&format!(
+            "{delta}data: {{\"usage\":{{\"prompt_tokens\":9,\"completion_tokens\":5000000000}}}}\n\ndata: [DONE]\n\n"
+        ));
+        assert_eq!((report.usage, report.status), (usage(9, 0, 0, 0), Status::Partial));
+    }
+    for (said, expected) in [
+        (r#"{"total_tokens":5000}"#, usage(5000, 0, 0, 0)),
+        (r#"{"total_tokens":12,"completion_tokens":2}"#, usage(10, 0, 2, 0)),
+        (r#"{"prompt_tokens":8,"total_tokens":8}"#, usage(8, 0, 0, 0)),
+        (r#"{"prompt_tokens":10.0,"completion_tokens":5e0}"#, usage(10, 0, 5, 0)),
+    ] {
+        let report = read(JSON, &format!("{{\"results\":[],\"usage\":{said}}}"), 7);
+        assert_eq!((report.usage, report.status), (expected, Status::Complete), "{said}");
+    }
+}
+
+#[test]
+fn of_a_document_that_is_too_long_the_usage_at_its_end_is_read() {
+    let mut reader = Reader::new("application/json", "");
+    reader.feed(br#"{"choices":[{"message":{"content":""#);
+    for _ in 0..=Reader::MOST_BYTES / 4096 {
+        reader.feed(&[b'x'; 4096]);
+    }
+    // What a text says is no usage, nor is a token of that name.
+    reader.feed(br#" \"usage\":{\"prompt_tokens\":1} "},"logprobs":[{"token":"usage"}]}],"#);
+    reader.feed(br#""usage" : {"prompt_tokens":10,"completion_"#);
+    reader.feed(br#"tokens":20000},"id":"usage"}"#);
+    let report = reader.end(true);
+    assert_eq!((report.usage, report.status), (usage(10, 0, 20_000, 0), Status::Complete));
 }

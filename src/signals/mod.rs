@@ -27,7 +27,7 @@ use crate::pool::{Adapters, Report};
 use crate::wire;
 use engines::{ENGINES, Engine, Metric};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use text::Sample;
 
 /// An engine's metrics, read.
@@ -128,19 +128,22 @@ fn rank_of(sample: &Sample<'_>) -> Option<String> {
 fn ranks(samples: &[Sample<'_>], engine: &Engine) -> Option<BTreeMap<String, Rank>> {
     let metrics = engine.waiting.iter().chain(engine.running).chain(engine.kv_usage);
     let all: Vec<Metric> = metrics.copied().collect();
-    let of_rank = samples.iter().filter(|sample| all.iter().any(|metric| metric.is_in(sample)));
-    let names: std::collections::BTreeSet<String> = of_rank.filter_map(rank_of).collect();
-    if names.len() < 2 {
+    // In one pass: anybody may have written this, with a rank per line.
+    let mut by_rank: BTreeMap<String, Vec<Sample<'_>>> = BTreeMap::new();
+    for sample in samples.iter().filter(|sample| all.iter().any(|metric| metric.is_in(sample))) {
+        if let Some(rank) = rank_of(sample) {
+            by_rank.entry(rank).or_default().push(*sample);
+        }
+    }
+    if by_rank.len() < 2 {
         return None;
     }
-    let rank = |name: &String| {
-        let own = samples.iter().filter(|sample| rank_of(sample).as_ref() == Some(name));
-        let own: Vec<Sample<'_>> = own.copied().collect();
-        let sum = |metric: &[Metric]| combined(&own, metric, |a, b| a + b);
-        let kv_usage = combined(&own, engine.kv_usage, f64::max);
+    let rank = |own: &[Sample<'_>]| {
+        let sum = |metric: &[Metric]| combined(own, metric, |a, b| a + b);
+        let kv_usage = combined(own, engine.kv_usage, f64::max);
         Rank { waiting: sum(engine.waiting), running: sum(engine.running), kv_usage }
     };
-    Some(names.iter().map(|name| (name.clone(), rank(name))).collect())
+    Some(by_rank.into_iter().map(|(name, own)| (name, rank(&own))).collect())
 }
 
 /// The newest row of each rank: the value is the time at which it was written.
@@ -154,17 +157,15 @@ fn adapters(samples: &[Sample<'_>], engine: &Engine) -> Option<Lora> {
         }
     }
     let mut lora: Option<Lora> = None;
+    let mut seen: [BTreeSet<String>; 2] = Default::default();
     for row in newest.values() {
         let lora = lora.get_or_insert_default();
-        let names = |label: &str| -> Vec<String> {
+        let lists =
+            [(&mut lora.running, "running_lora_adapters"), (&mut lora.waiting, "waiting_lora_adapters")];
+        for ((into, label), seen) in lists.into_iter().zip(&mut seen) {
             let listed = row.label(label).unwrap_or_default();
             let names = listed.split(',').map(str::trim).filter(|name| !name.is_empty());
-            names.map(str::to_owned).collect()
-        };
-        for (into, label) in
-            [(&mut lora.running, "running_lora_adapters"), (&mut lora.waiting, "waiting_lora_adapters")]
-        {
-            into.extend(names(label).into_iter().filter(|name| !into.contains(name)).collect::<Vec<_>>());
+            into.extend(names.filter(|name| seen.insert((*name).to_owned())).map(str::to_owned));
         }
         let max = row.label("max_lora").and_then(|max| max.parse().ok());
         lora.max = max.or(lora.max);

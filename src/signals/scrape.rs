@@ -51,6 +51,12 @@ impl Config {
             if path.is_some_and(|path| !path.starts_with('/')) {
                 return Err(Invalid::new(at, "a path begins with `/`"));
             }
+            if path.is_some_and(|path| !path.bytes().all(|byte| byte.is_ascii_graphic())) {
+                return Err(Invalid::new(
+                    at,
+                    "a path is ASCII without blanks; escape other characters with `%`",
+                ));
+            }
         }
         Ok(())
     }

@@ -22,6 +22,16 @@ fn ranks_are_summed_where_they_differ_and_not_where_they_repeat() {
 }
 
 #[test]
+fn a_rank_and_an_adapter_per_line_are_read_in_one_pass() {
+    let line = |n: u32| format!("vllm:num_requests_waiting{{engine=\"{n}\"}} 1\n");
+    let names: Vec<String> = (0..20_000).map(|n| format!("a{n}")).collect();
+    let adapters = format!("vllm:lora_requests_info{{running_lora_adapters=\"{}\"}} 1\n", names.join(","));
+    let reading = read(&(adapters + &(0..20_000).map(line).collect::<String>()));
+    assert_eq!((reading.waiting, reading.ranks.unwrap().len()), (Some(20_000.0), 20_000));
+    assert_eq!(reading.adapters.unwrap().running, names);
+}
+
+#[test]
 fn the_newest_row_of_adapters_counts_for_each_rank() {
     let row = |engine: u8, running: &str, at: f64| {
         format!(

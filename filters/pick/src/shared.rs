@@ -27,7 +27,7 @@ impl Pick {
             }
             for (lease, endpoint, queued_tokens) in pool.booked() {
                 let demand = Demand { prompt_tokens: queued_tokens, stream: true, ..Demand::default() };
-                let ask = Ask { blocks: &[], demand };
+                let ask = Ask { blocks: &[], demand, prompt: None };
                 let message = Message::booked(at as u16, lease, endpoint, &ask, pool.probes(lease));
                 Peers::tell(host, queue, &message);
             }
@@ -54,7 +54,7 @@ impl Pick {
             (_, None) => {}
             (Message::Held { endpoint, blocks, .. }, Some(pool)) => pool.hold(&endpoint, &blocks),
             (Message::Booked { lease, endpoint, prefill, demand, blocks, probe, .. }, Some(pool)) => {
-                let ask = Ask { blocks: &blocks, demand };
+                let ask = Ask { blocks: &blocks, demand, prompt: None };
                 pool.book_split(lease, &endpoint, prefill.as_deref(), &ask, now);
                 if probe {
                     pool.probe(lease);

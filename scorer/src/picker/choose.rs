@@ -6,12 +6,14 @@ use super::lease::Lease;
 use super::message::{self, Headers};
 use crate::clock;
 use crate::scorer::{Refused, Scorer};
+use crate::tokens::{Reader, Unread};
 use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingResponse;
 use envoy_types::pb::google::protobuf::Struct;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir::breaker::Shut;
+use weir::kv;
 use weir::pool::Spec;
 use weir::random::Random;
 use weir::request::{Dialect, Facts, Ratios, Refusal, Size};
@@ -37,6 +39,8 @@ pub(super) struct Wish<'a> {
     /// Its dialect, or the one whose errors it is answered in.
     pub(super) dialect: Dialect,
     pub(super) blocks: &'a [u64],
+    /// Its tokens, or why there are none, where the pool wants them.
+    pub(super) tokens: Option<&'a Result<kv::Tokens, Unread>>,
     /// The bytes of its body, as far as they are known, where nothing has been read of it.
     pub(super) bytes: u64,
     /// The pool that the gateway has named.
@@ -75,27 +79,32 @@ impl Picker {
         &self,
         wish: &Wish<'_>,
         headers: &mut Headers,
-    ) -> Result<Option<Chosen>, ProcessingResponse> {
-        let pool = match (self.pool_of(wish), wish.facts.and_then(|facts| facts.model.as_deref())) {
+    ) -> Result<Option<Chosen>, Box<ProcessingResponse>> {
+        let pool = match (
+            self.pool_of(wish.pool, wish.facts),
+            wish.facts.and_then(|facts| facts.model.as_deref()),
+        ) {
             (Some(pool), _) => pool,
             (None, Some(model)) => {
                 let why = format!("no pool serves the model {model:?}");
-                return Err(message::refused(&Refusal::new(wish.dialect, 404, why)));
+                return Err(Box::new(message::refused(&Refusal::new(wish.dialect, 404, why))));
             }
             (None, None) => return Ok(None),
         };
         let facts = wish.facts.cloned().unwrap_or_else(|| self.unread(wish));
         let id = self.ids.lock().unwrap_or_else(PoisonError::into_inner).next();
         let ask = Reserve::of(&pool, id, &facts.ask(wish.blocks));
-        let reserved = match wish.wanted.map(|wanted| self.reserve(&ask, Some(wanted))) {
+        let reserved = match wish.wanted.map(|wanted| self.reserve(&ask, wish.tokens, Some(wanted))) {
             // As GIE's own picker for tests has it: a wish that nobody can fulfil is none.
             Some(Ok(reserved)) if reserved.shut.is_none() => Ok(reserved),
-            _ => self.reserve(&ask, wish.hint),
+            _ => self.reserve(&ask, wish.tokens, wish.hint),
         };
         let reserved = match reserved {
-            Ok(Reserved { shut: Some(shut), .. }) => return Err(self.refuse(&pool, &facts, &shut.into())),
+            Ok(Reserved { shut: Some(shut), .. }) => {
+                return Err(Box::new(self.refuse(&pool, &facts, &shut.into())));
+            }
             Ok(reserved) => reserved,
-            Err(_) => return Err(self.refuse(&pool, &facts, &NOBODY)),
+            Err(_) => return Err(Box::new(self.refuse(&pool, &facts, &NOBODY))),
         };
         let list = reserved.endpoints.join(",");
         headers.set(wire::DESTINATION, &list);
@@ -116,12 +125,17 @@ impl Picker {
         Ok(Some(Chosen { lease, metadata: Struct { fields: fields.into() } }))
     }
 
+    /// What turns a request into tokens, where its pool wants them.
+    pub(super) fn reader(&self, named: Option<&str>, facts: &Facts) -> Option<Reader> {
+        self.scorer.reader(&self.pool_of(named, Some(facts))?).cloned()
+    }
+
     /// The gateway's word first, then the model's, then the model's that it is an adapter of.
-    fn pool_of(&self, wish: &Wish<'_>) -> Option<Arc<str>> {
-        if let Some(named) = wish.pool {
+    fn pool_of(&self, named: Option<&str>, facts: Option<&Facts>) -> Option<Arc<str>> {
+        if let Some(named) = named {
             return Some(named.into());
         }
-        let models = wish.facts.into_iter().flat_map(|facts| [&facts.model, &facts.base_model]);
+        let models = facts.into_iter().flat_map(|facts| [&facts.model, &facts.base_model]);
         let known = models.flatten().find_map(|model| self.by_model.get(model));
         known.or(self.fallback.as_ref()).cloned()
     }
@@ -137,11 +151,16 @@ impl Picker {
         }
     }
 
-    fn reserve(&self, ask: &Reserve, subset: Option<&Subset>) -> Result<Reserved, Refused> {
+    fn reserve(
+        &self,
+        ask: &Reserve,
+        tokens: Option<&Result<kv::Tokens, Unread>>,
+        subset: Option<&Subset>,
+    ) -> Result<Reserved, Refused> {
         let start = self.scorer.now();
         let reserved = match subset {
-            Some(subset) => self.scorer.reserve_among(ask, Some(&|address| subset.allows(address))),
-            None => self.scorer.reserve(ask),
+            Some(subset) => self.scorer.reserve_for(ask, tokens, Some(&|address| subset.allows(address))),
+            None => self.scorer.reserve_for(ask, tokens, None),
         };
         self.scorer.took(self.scorer.now().since(start));
         if let Err(refused) = &reserved {

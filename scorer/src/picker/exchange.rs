@@ -1,33 +1,29 @@
 //! One request, from its headers to the end of its answer.
 //!
-//! How much of it comes here, and when Envoy waits for an answer, the gateway's `processing_mode` says:
-//!
-//! | request body | the choice is made | by |
-//! |---|---|---|
-//! | `FULL_DUPLEX_STREAMED` | when the body is complete, or its trailers have come; nothing is answered before | all of it |
-//! | `BUFFERED` | with the body, which comes whole | all of it |
-//! | `STREAMED`, with `send_body_without_waiting_for_header_response` | when the body is complete | all of it |
-//! | `STREAMED` without that, `NONE`, a `BUFFERED_PARTIAL` that is not whole | at the headers | the load alone: Envoy takes no headers later |
-//!
-//! A gateway that does not say is one that knows but the first: the protocol demands it.
+//! How much of it comes here, and when Envoy waits for an answer, its configuration says ([`Modes`]).
 
 use super::Picker;
 use super::answer::Answer;
 use super::choose::{Chosen, Wish};
 use super::hint::Subset;
 use super::message::{self, Headers};
+use super::modes::Modes;
+use crate::tokens::Unread;
 use envoy_types::pb::envoy::config::core::v3::Metadata;
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Asked;
 use envoy_types::pb::envoy::service::ext_proc::v3::{
-    CommonResponse, HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse, ProtocolConfiguration,
+    CommonResponse, HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
 };
 use envoy_types::pb::google::protobuf::Struct;
 use std::borrow::Cow;
 use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use tonic::Status;
-use weir::request::{self, Dialect, Head, Incoming, Plan, Reading};
+use weir::kv;
+use weir::request::{self, Dialect, Facts, Head, Incoming, Plan, Reading, Size};
 use weir::wire;
 
 /// Header of GIE's conformance tests: the endpoints that a request wants.
@@ -44,16 +40,12 @@ pub(super) struct Exchange {
     modes: Modes,
     phase: Phase,
     answer: Answer,
+    /// A request that waits to be turned into tokens.
+    waits: Option<(Pin<Box<Tokens>>, Box<Complete>)>,
 }
 
-/// How bodies come.
-#[derive(Clone, Copy, Debug)]
-struct Modes {
-    request: BodySendMode,
-    response: BodySendMode,
-    /// A streamed body comes before its headers were answered.
-    ahead: bool,
-}
+/// A body on its way to tokens.
+type Tokens = dyn Future<Output = Result<kv::Tokens, Unread>> + Send;
 
 enum Phase {
     /// Nothing has come.
@@ -74,32 +66,41 @@ struct Held {
     wanted: Option<Subset>,
 }
 
-impl Modes {
-    fn of(config: &ProtocolConfiguration) -> Self {
-        let ahead = config.send_body_without_waiting_for_header_response;
-        Self { request: config.request_body_mode(), response: config.response_body_mode(), ahead }
-    }
-
-    /// Whether a choice can wait for the body.
-    fn can_wait(self) -> bool {
-        match self.request {
-            BodySendMode::FullDuplexStreamed | BodySendMode::Buffered | BodySendMode::BufferedPartial => true,
-            BodySendMode::Streamed => self.ahead,
-            _ => false,
-        }
-    }
+/// A request that has been read.
+struct Complete {
+    facts: Facts,
+    blocks: Vec<u64>,
+    size: Size,
+    model: Option<String>,
+    headers: Headers,
+    pieces: Vec<Vec<u8>>,
+    len: usize,
+    hint: Option<Subset>,
+    wanted: Option<Subset>,
+    trailers: bool,
 }
 
 impl Exchange {
     pub(super) fn new(picker: Arc<Picker>, pool: Option<&str>) -> Self {
-        let mode = BodySendMode::FullDuplexStreamed;
         Self {
             answer: Answer::new(Arc::clone(&picker)),
             picker,
             pool: pool.map(str::to_owned),
-            modes: Modes { request: mode, response: mode, ahead: false },
+            modes: Modes::default(),
             phase: Phase::Fresh,
+            waits: None,
         }
+    }
+
+    /// Goes on with a request that waits for its tokens, once they are there. Nothing more is heard before.
+    pub(super) fn poll(&mut self, context: &mut Context<'_>, out: &mut Answers) -> Poll<()> {
+        if let Some((tokens, _)) = &mut self.waits {
+            let read = ready!(tokens.as_mut().poll(context));
+            if let Some((_, complete)) = self.waits.take() {
+                self.choose(*complete, Some(&read), out);
+            }
+        }
+        Poll::Ready(())
     }
 
     /// Takes what Envoy says, and adds what it is to be told. An error ends the stream: the configuration is not one that
@@ -165,6 +166,7 @@ impl Exchange {
             facts: None,
             dialect,
             blocks: &[],
+            tokens: None,
             bytes: head.content_length.unwrap_or(0),
             pool: self.pool.as_deref(),
             hint: hint.as_ref(),
@@ -172,7 +174,7 @@ impl Exchange {
         };
         match decide(&self.picker, &mut self.answer, &wish, &mut headers) {
             Ok(metadata) => out.push_back(with(message::request_headers(headers.of_request()), metadata)),
-            Err(refused) => out.push_back(refused),
+            Err(refused) => out.push_back(*refused),
         }
     }
 
@@ -217,10 +219,10 @@ impl Exchange {
         }
     }
 
-    /// The body is complete: read it, choose, and answer all that Envoy waits for.
+    /// The body is complete: read it; and where its pool's engines say what they hold, turn it into tokens first.
     fn complete(&mut self, trailers: bool, out: &mut Answers) {
         let Phase::Reading(held) = std::mem::replace(&mut self.phase, Phase::Decided) else { return };
-        let Held { incoming, mut headers, pieces, len, hint, wanted } = *held;
+        let Held { incoming, headers, pieces, len, hint, wanted } = *held;
         let whole: Cow<'_, [u8]> = match pieces.as_slice() {
             [only] => Cow::Borrowed(only),
             several => Cow::Owned(several.concat()),
@@ -234,13 +236,29 @@ impl Exchange {
             Ok(read) => read,
             Err(refusal) => return out.push_back(message::refused(&refusal)),
         };
-        drop(whole);
         let model = facts.base_model.clone().or(facts.model.clone());
         facts.prompt_tokens = self.picker.tokens(model.as_deref(), size);
+        let tokens = self.picker.reader(self.pool.as_deref(), &facts).map(|reader| {
+            let (adapter, body) = (facts.ask(&[]).demand.adapter, whole.clone().into_owned());
+            let tokens: Pin<Box<Tokens>> = Box::pin(async move { reader.read(body, adapter).await });
+            tokens
+        });
+        drop(whole);
+        let complete = Complete { facts, blocks, size, model, headers, pieces, len, hint, wanted, trailers };
+        match tokens {
+            Some(tokens) => self.waits = Some((tokens, Box::new(complete))),
+            None => self.choose(complete, None, out),
+        }
+    }
+
+    /// Choose, and answer all that Envoy waits for.
+    fn choose(&mut self, read: Complete, tokens: Option<&Result<kv::Tokens, Unread>>, out: &mut Answers) {
+        let Complete { facts, blocks, size, model, mut headers, pieces, len, hint, wanted, trailers } = read;
         let wish = Wish {
             facts: Some(&facts),
             dialect: facts.dialect,
             blocks: &blocks,
+            tokens,
             bytes: 0,
             pool: self.pool.as_deref(),
             hint: hint.as_ref(),
@@ -248,7 +266,7 @@ impl Exchange {
         };
         let metadata = match decide(&self.picker, &mut self.answer, &wish, &mut headers) {
             Ok(metadata) => metadata,
-            Err(refused) => return out.push_back(refused),
+            Err(refused) => return out.push_back(*refused),
         };
         self.answer.estimated = model.filter(|model| self.picker.wants(model)).map(|model| (model, size));
         match self.modes.request {
@@ -283,6 +301,7 @@ impl Exchange {
             facts: None,
             dialect: incoming.dialect,
             blocks: &[],
+            tokens: None,
             bytes: len as u64,
             pool: self.pool.as_deref(),
             hint: hint.as_ref(),
@@ -290,7 +309,7 @@ impl Exchange {
         };
         match decide(&self.picker, &mut self.answer, &wish, &mut headers) {
             Ok(metadata) => out.push_back(with(message::request_body(headers.of_request()), metadata)),
-            Err(refused) => out.push_back(refused),
+            Err(refused) => out.push_back(*refused),
         }
     }
 }
@@ -301,7 +320,7 @@ fn decide(
     answer: &mut Answer,
     wish: &Wish<'_>,
     headers: &mut Headers,
-) -> Result<Option<Struct>, ProcessingResponse> {
+) -> Result<Option<Struct>, Box<ProcessingResponse>> {
     let chosen = picker.choose(wish, headers)?;
     Ok(chosen.map(|Chosen { lease, metadata }| {
         answer.awaits(lease);

@@ -19,6 +19,7 @@ mod exchange;
 mod hint;
 mod lease;
 mod message;
+mod modes;
 #[cfg(test)]
 mod tests;
 
@@ -154,6 +155,10 @@ impl Stream for Dialogue {
         loop {
             if let Some(answer) = ready.pop_front() {
                 return Poll::Ready(Some(Ok(answer)));
+            }
+            ready!(exchange.poll(context, ready));
+            if !ready.is_empty() {
+                continue;
             }
             match ready!(Pin::new(&mut *inbound).poll_next(context)) {
                 Some(Ok(asked)) => {

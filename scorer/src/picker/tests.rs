@@ -16,6 +16,7 @@ use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{ListValue, Struct, Value};
 use serde_json::json;
 use std::sync::Arc;
+use weir::kv;
 use weir::random::Random;
 
 use BodySendMode::{Buffered, BufferedPartial, FullDuplexStreamed, None as NoBody, Streamed};
@@ -555,5 +556,42 @@ fn whatever_comes_in_whatever_order_is_borne_and_leaves_no_lease() {
         }
         assert!(desk.leases() <= 1);
     }
+    assert_eq!(desk.leases(), 0);
+}
+
+#[tokio::test]
+async fn a_request_for_engines_that_say_what_they_hold_is_turned_into_tokens_first() {
+    let folder = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/tokens"));
+    let files = json!({"tokenizer": folder.join("tokenizer.json"), "config": folder.join("tokenizer_config.json"),
+                       "timeout_ms": 60_000});
+    let desk = desk(|config| config["precise"] = json!({"a": {"tokens": files}}));
+    let held = crate::tokens::Model::read(&serde_json::from_value(files.clone()).unwrap()).unwrap();
+    let ids = crate::tokens::of_body(&held, CHAT).unwrap().ids;
+    let blocks = ids.len() / 4;
+    let say_of = |address: &str, news: kv::News| desk.scorer.told("a", address, 0, &news);
+    for address in desk.scorer.addresses_of("a") {
+        say_of(&address, kv::News::Linked(true));
+        say_of(&address, kv::News::Anew { whole: true });
+    }
+    let stored = kv::Event::Stored(kv::Stored {
+        blocks: (0..blocks as u64).collect(),
+        tokens: ids[..blocks * 4].to_vec(),
+        block_tokens: 4,
+        whole: true,
+        ..kv::Stored::default()
+    });
+    say_of("[fd00::2]:8000", kv::News::Batch(kv::Batch { events: vec![stored], ..kv::Batch::default() }));
+
+    let mut exchange = desk.open();
+    assert!(ask(&mut exchange, FullDuplexStreamed, None, CHAT).is_empty(), "it waits for its tokens");
+    let mut told = Answers::new();
+    let wait = std::future::poll_fn(|context| exchange.poll(context, &mut told));
+    tokio::time::timeout(std::time::Duration::from_secs(60), wait).await.unwrap();
+    let told: Vec<_> = told.into();
+    assert_eq!(chosen(&told[0])[0], "[fd00::2]:8000");
+    assert_eq!(sent_back(&told[1..]), (CHAT.to_vec(), true));
+    let line = field(&told[0], "weir", "pick").unwrap();
+    assert!(line.contains(&format!("cached_tokens={}", (ids.len() - 1) / 4 * 4)), "{line}");
+    drop(exchange);
     assert_eq!(desk.leases(), 0);
 }

@@ -3,9 +3,10 @@
 use super::decisions::{Decision, Decisions};
 use super::metrics::{Metrics, NO_ENDPOINT};
 use super::shares::Shares;
-use super::{Config, Refused, Scraped};
+use super::{Config, Refused, Scraped, precise};
 use crate::clock::{self, Clock};
 use crate::otel::Telemetry;
+use crate::tokens::{Reader, Unread};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,9 +14,10 @@ use std::time::Duration;
 use weir::breaker::{Moved, Standing};
 use weir::instant::Instant;
 use weir::invalid::Invalid;
+use weir::kv::{self, News};
 use weir::limit::Tally;
 use weir::policy::{Attributes, Demand};
-use weir::pool::{Among, Load, Pools, Pressure, Report, Said};
+use weir::pool::{Among, Ask, Load, Pools, Precise, Pressure, Report, Said};
 use weir::wire::{Event, Reserve, Reserved};
 
 /// A running scorer.
@@ -28,6 +30,8 @@ pub struct Scorer {
     telemetry: Option<Arc<Telemetry>>,
     /// Limits that proxies share.
     pub(super) shares: Shares,
+    /// Of pools whose engines say what they hold: what turns their requests into tokens.
+    readers: BTreeMap<String, Reader>,
     /// Pools whose endpoints do not come from the configuration.
     discovered: BTreeSet<String>,
 }
@@ -47,6 +51,9 @@ pub struct PoolLoad {
     pub endpoints: Vec<Load>,
     /// What their engines said of themselves, of those that did.
     pub engines: Vec<Said>,
+    /// What they said of their caches, where they are listened to.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub precise: Vec<Precise>,
     /// How hard it is pressed.
     pub pressure: Pressure,
     /// The policy that chooses.
@@ -75,6 +82,8 @@ impl Scorer {
         let metrics = Metrics::new(pools.iter().map(|(name, _)| name))?;
         let clock = Clock::start();
         let shares = Shares::new(config.store.as_ref(), clock.now())?;
+        let readers = precise::readers(config)?;
+        config.precise.keys().for_each(|name| metrics.precise.know(name));
         let telemetry = config.otel.clone().map(|otel| Telemetry::new(otel, config));
         Ok(Self {
             telemetry,
@@ -83,6 +92,7 @@ impl Scorer {
             clock,
             shares,
             decisions: Decisions::default(),
+            readers,
             discovered: config.discovery.keys().cloned().collect(),
         })
     }
@@ -92,23 +102,48 @@ impl Scorer {
         self.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes what became of earlier leases, then chooses and books in one step.
-    pub fn reserve(&self, ask: &Reserve) -> Result<Reserved, Refused> {
-        self.reserve_among(ask, None)
+    /// What turns requests of the pool of that name into tokens, where its engines say what they hold.
+    pub fn reader(&self, pool: &str) -> Option<&Reader> {
+        self.readers.get(pool)
     }
 
-    /// The same, from among some endpoints only.
-    pub(crate) fn reserve_among(&self, ask: &Reserve, among: Among<'_>) -> Result<Reserved, Refused> {
+    /// The longest body of a request that any pool wants.
+    pub(super) fn longest_body(&self) -> usize {
+        self.readers.values().map(Reader::most).max().unwrap_or(0)
+    }
+
+    /// Notes what became of earlier leases, then chooses and books in one step.
+    pub fn reserve(&self, ask: &Reserve) -> Result<Reserved, Refused> {
+        self.reserve_for(ask, None, None)
+    }
+
+    /// The same from among some endpoints only, for a request that was turned into tokens, or was not: [`Scorer::reader`].
+    pub fn reserve_for(
+        &self,
+        ask: &Reserve,
+        read: Option<&Result<kv::Tokens, Unread>>,
+        among: Among<'_>,
+    ) -> Result<Reserved, Refused> {
+        if let Some(read) = read {
+            self.metrics.precise.read(&ask.pool, read);
+        }
         let mut pools = self.pools();
         let now = self.clock.now();
         self.note(&mut pools, &ask.events, now);
         let place = pools.of_name(&ask.pool).ok_or_else(|| Refused::UnknownPool(ask.pool.clone()))?;
         let (name, pool) = pools.get(place).ok_or_else(|| Refused::UnknownPool(ask.pool.clone()))?;
         self.metrics.expired(name, pool.expire(now));
-        let Some(choice) = pool.reserve_among(ask.lease, &ask.ask(), among, now) else {
-            let shut = pool.turned_away(&ask.demand, among, now);
+        let prompt = read.and_then(|read| read.as_ref().ok()).map(|tokens| pool.cut(tokens));
+        let mut wanted = Ask { prompt: prompt.as_ref(), ..ask.ask() };
+        if let Some(prompt) = &prompt {
+            // The prompt's own number, whatever it was estimated at.
+            wanted.demand.prompt_tokens = prompt.tokens;
+        }
+        let prompt_tokens = wanted.demand.prompt_tokens;
+        let Some(choice) = pool.reserve_among(ask.lease, &wanted, among, now) else {
+            let shut = pool.turned_away(&wanted.demand, among, now);
             let reason = shut.map_or(NO_ENDPOINT, |(_, reason)| reason.name());
-            self.metrics.turned_away(name, reason, ask.demand.prompt_tokens);
+            self.metrics.turned_away(name, reason, prompt_tokens);
             if self.decisions.wants(now) {
                 self.decisions.keep(name, ask, Err(reason), now);
             }
@@ -118,7 +153,8 @@ impl Scorer {
         };
         let is_watched = self.decisions.wants(now);
         let why = (ask.explain || is_watched).then(|| pool.why(&choice, now));
-        self.metrics.reserved(name, ask.demand.prompt_tokens, choice.candidate.cached_tokens);
+        self.metrics.reserved(name, prompt_tokens, choice.candidate.cached_tokens);
+        self.metrics.precise.chosen(name, choice.order.first().and_then(|chosen| pool.word_of(chosen, now)));
         let told = why.as_ref().filter(|_| ask.explain);
         let told = told.map(|why| serde_json::to_value(why).unwrap_or_default());
         if let Some(why) = why.filter(|_| is_watched) {
@@ -229,6 +265,21 @@ impl Scorer {
         self.pools().iter().flat_map(|(_, pool)| pool.addresses()).map(str::to_owned).collect()
     }
 
+    /// The addresses of the endpoints of the pool of that name.
+    pub fn addresses_of(&self, pool: &str) -> BTreeSet<String> {
+        let pools = self.pools();
+        let own = pools.iter().filter(|(name, _)| *name == pool);
+        own.flat_map(|(_, pool)| pool.addresses()).map(str::to_owned).collect()
+    }
+
+    /// Something was heard of what an engine holds: of the one of that rank behind an endpoint of a pool.
+    pub fn told(&self, pool: &str, endpoint: &str, rank: u32, news: &News) {
+        let mut pools = self.pools();
+        if let Some((_, pool)) = pools.of_name(pool).and_then(|place| pools.get(place)) {
+            pool.told(endpoint, rank, news);
+        }
+    }
+
     /// An endpoint said how it is.
     pub fn hear(&self, address: &str, report: &Report) {
         self.pools().iter_mut().for_each(|(_, pool)| pool.hear(address, report));
@@ -263,6 +314,7 @@ impl Scorer {
                     .collect(),
                 endpoints: pool.loads(),
                 engines: pool.said(now).collect(),
+                precise: pool.precise(now).collect(),
             }
         };
         self.pools().iter().map(load).collect()
@@ -309,12 +361,11 @@ impl Scorer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weir::pool::Ask;
 
     fn reserve(pool: &str) -> Reserve {
         let events = vec![Event::End { pool: "a".into(), lease: 1, answered: None }];
         let demand = Demand { prompt_tokens: 10, prompt_units: 1, stream: true, ..Demand::default() };
-        Reserve { events, ..Reserve::of(pool, 2, &Ask { blocks: &[], demand }) }
+        Reserve { events, ..Reserve::of(pool, 2, &Ask { blocks: &[], demand, prompt: None }) }
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! The scorer's configuration: where it listens, its pools, how they choose.
 
-use super::{Signals, StoreConfig};
+use super::{Precise, Signals, StoreConfig, precise};
 use crate::{admin, discovery, document, otel, picker};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use weir::invalid::{Invalid, read_value};
 use weir::pool::{self, Pools, Spec};
@@ -32,6 +33,9 @@ pub struct Config {
     /// Where limits that proxies share are kept; without this, in memory.
     #[serde(default)]
     pub store: Option<StoreConfig>,
+    /// Pools whose engines say what they hold, by their names: `docs/precise.md`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub precise: BTreeMap<String, Precise>,
     /// Where the endpoints of pools come from that have none here, by the pools' names.
     #[serde(default, skip_serializing_if = "discovery::Config::is_empty")]
     pub discovery: discovery::Config,
@@ -56,6 +60,7 @@ impl Config {
         let names: Vec<&str> = config.pools.iter().map(|spec| spec.name.as_str()).collect();
         discovery::check(&config.discovery, &names).map_err(|invalid| invalid.within("discovery"))?;
         config.pools(0)?;
+        precise::check(&config)?;
         if let Some(store) = &config.store {
             store.client().map_err(|invalid| invalid.within("store"))?;
         }
@@ -76,7 +81,14 @@ impl Config {
 
     /// The pools, with nothing booked.
     pub fn pools(&self, seed: u64) -> Result<Pools, Invalid> {
-        Pools::with_discovered(&self.pools, &self.choose, seed, &|pool| self.discovery.contains_key(pool))
+        let is_discovered = |pool: &str| self.discovery.contains_key(pool);
+        let mut pools = Pools::with_discovered(&self.pools, &self.choose, seed, &is_discovered)?;
+        for (name, pool) in pools.iter_mut() {
+            if let Some(precise) = self.precise.get(name) {
+                pool.listen(&precise.index, precise.events.ranks);
+            }
+        }
+        Ok(pools)
     }
 
     /// The endpoints of the pool of that name.
@@ -103,6 +115,22 @@ mod tests {
             (
                 "{pools: [{name: a, models: [], endpoints: ['[::1]:1']}], store: {url: 'x:secret'}}",
                 "store.url: redis://[",
+            ),
+            (
+                "{pools: [{name: a, models: [], endpoints: ['[::1]:1']}], precise: {b: {}}}",
+                "precise.b: no pool has that name",
+            ),
+            (
+                "{pools: [{name: a, models: [], endpoints: ['[::1]:1']}], precise: {a: {events: {ranks: 0}}}}",
+                "precise.a.events.ranks: 0 is not",
+            ),
+            (
+                "{pools: [{name: a, models: [], endpoints: ['[::1]:1']}], precise: {a: {index: {host_credit: 2}}}}",
+                "precise.a.index.host_credit: 2 is not from 0 to 1",
+            ),
+            (
+                "{pools: [{name: a, models: [], endpoints: ['[::1]:1']}], precise: {a: {index: {blocks: 2}}}}",
+                "precise.a.index.blocks: unknown field",
             ),
             ("{pools: [{nam: a}]}", "pools[0].nam: unknown field `nam`"),
             (
@@ -149,6 +177,27 @@ mod tests {
         for (text, expected) in cases {
             let message = Config::read(text.as_bytes()).unwrap_err().to_string();
             assert!(message.starts_with(expected), "{message}");
+        }
+    }
+
+    #[test]
+    fn the_precise_index_that_the_documentation_shows_is_right_and_has_the_defaults_it_says() {
+        let text = include_str!("../../../docs/precise.md");
+        let (_, yaml) = text.split_once("```yaml\n").unwrap();
+        let config = Config::read(yaml.split_once("```").unwrap().0.as_bytes()).unwrap();
+        let precise = &config.precise["small"];
+        let effective = serde_json::to_value(precise).unwrap();
+        for (row, default) in [
+            ("events.ranks", &effective["events"]["ranks"]),
+            ("events.timeout_ms", &effective["events"]["timeout_ms"]),
+            ("events.retry_ms", &effective["events"]["retry_ms"]),
+            ("index.max_blocks", &effective["index"]["max_blocks"]),
+            ("index.predicted_ms", &effective["index"]["predicted_ms"]),
+            ("tokens.timeout_ms", &effective["tokens"]["timeout_ms"]),
+            ("tokens.max_bytes", &effective["tokens"]["max_bytes"]),
+            ("tokens.threads", &effective["tokens"]["threads"]),
+        ] {
+            assert!(text.contains(&format!("| `{row}` | {default} |")), "{row}: {default}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! The last decisions, for who looks at the admin page.
 //!
 //! An explanation of a choice among a thousand endpoints takes longer than the choice. So decisions are kept only while
-//! somebody looks, and then a sample of them: nobody reads fifty a second. What is kept holds no text of a prompt and
+//! somebody looks, and then a sample of them: nobody reads a hundred a second. What is kept holds no text of a prompt and
 //! nothing that a client sent but numbers.
 
 use serde::Serialize;
@@ -16,11 +16,11 @@ use weir::wire::Reserve;
 /// For so long after a look they are kept.
 const WATCHED: Duration = Duration::from_secs(10);
 /// At most one in this time.
-const EVERY: Duration = Duration::from_millis(20);
+const EVERY: Duration = Duration::from_millis(100);
 /// Most that are kept.
 const MOST: usize = 64;
 /// Most candidates of one; the best come first.
-const MOST_CANDIDATES: usize = 32;
+const MOST_CANDIDATES: usize = 16;
 
 /// One decision.
 #[derive(Clone, Debug, Serialize)]
@@ -116,7 +116,7 @@ mod tests {
         assert!(decisions.look(0, at(0)).is_empty());
         assert!(decisions.wants(at(1)));
         decisions.keep("a", &ask, Err("out"), at(1));
-        assert!(!decisions.wants(at(2)) && decisions.wants(at(21)), "a sample");
+        assert!(!decisions.wants(at(2)) && decisions.wants(at(101)), "a sample");
         for n in 1..=200 {
             decisions.keep("a", &ask, Err("full"), at(100 * n));
         }

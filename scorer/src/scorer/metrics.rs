@@ -4,7 +4,7 @@
 //! away again, the endpoints, is not kept here: each reading makes those gauges anew from the book, and an
 //! endpoint that left is simply not among them.
 
-use super::{PoolLoad, Refused, Scraped, gauges};
+use super::{PoolLoad, Refused, Scraped, gauges, precise};
 use crate::otel;
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
@@ -39,6 +39,7 @@ pub(super) struct Metrics {
     scrapes: IntCounterVec,
     shared_keys: IntGauge,
     store_up: IntGauge,
+    pub(super) precise: precise::Counters,
     exported: IntCounterVec,
 }
 
@@ -120,6 +121,7 @@ impl Metrics {
             refused.with_label_values(&[reason]);
         }
         Ok(Self {
+            precise: precise::Counters::new(&registry)?,
             registry,
             reservations,
             refused,
@@ -273,6 +275,7 @@ impl Metrics {
                 cached.with_label_values(&labels).set(number(endpoint.index_tokens));
             }
         }
+        precise::gauges(&book, loads)?;
         let mut families = self.registry.gather();
         families.extend(gauges::renamed(&families));
         families.extend(book.gather());

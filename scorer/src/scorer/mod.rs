@@ -15,6 +15,7 @@ mod config;
 mod decisions;
 mod gauges;
 mod metrics;
+mod precise;
 mod routes;
 mod scrape;
 mod shares;
@@ -24,6 +25,7 @@ mod watch;
 pub use book::{PoolLoad, Scorer};
 pub use config::Config;
 pub use decisions::Decision;
+pub use precise::Precise;
 pub use routes::Refused;
 pub use scrape::scrape;
 pub use store::Config as StoreConfig;
@@ -89,6 +91,7 @@ pub fn run(file: &Path, listen: Option<SocketAddr>) -> anyhow::Result<()> {
         if let Some(signals) = config.signals.clone() {
             tokio::spawn(scrape(Arc::clone(&scorer), signals));
         }
+        precise::listen(&scorer, &config)?;
         discovery::follow(&scorer, &config.discovery)?;
         tokio::spawn(Watch::new(file, text, config).follow(Arc::clone(&scorer), LOOK));
         // Whoever started it may not read what it says: that is no reason to end.

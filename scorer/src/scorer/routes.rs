@@ -16,10 +16,11 @@ use axum::routing::{get, post};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use std::sync::Arc;
-use weir::invalid;
-use weir::wire;
+use weir::invalid::{self, Invalid};
+use weir::wire::{self, Reserve, Reserved};
 
-/// Largest body accepted, in bytes. The longest prompt's hashes are a sixteenth of it.
+/// Largest message accepted, in bytes. The longest prompt's hashes are a sixteenth of it. A reserve call may have the body of
+/// its request behind it, which does not count.
 const MOST_BYTES: usize = 1 << 20;
 
 /// Why a call got nothing.
@@ -64,7 +65,7 @@ impl IntoResponse for Refused {
             Self::NoStore => (StatusCode::SERVICE_UNAVAILABLE, "the store of shared limits fails".into()),
             Self::Unreadable(why) => (StatusCode::BAD_REQUEST, why),
             Self::TooLarge => {
-                (StatusCode::PAYLOAD_TOO_LARGE, format!("the body is larger than {MOST_BYTES} bytes"))
+                (StatusCode::PAYLOAD_TOO_LARGE, format!("the message is larger than {MOST_BYTES} bytes"))
             }
         };
         let mut response = (status, Json(json!({ "error": why }))).into_response();
@@ -77,8 +78,9 @@ impl IntoResponse for Refused {
 
 /// All paths.
 pub(super) fn router(scorer: Arc<Scorer>) -> Router {
+    let most = MOST_BYTES.saturating_add(scorer.longest_body());
     Router::new()
-        .route(wire::RESERVE_PATH, post(reserve))
+        .route(wire::RESERVE_PATH, post(reserve).layer(DefaultBodyLimit::max(most)))
         .route(wire::REPORT_PATH, post(report))
         .route(wire::ALLOWANCES_PATH, post(allowances))
         .route("/v1/loads", get(loads))
@@ -96,27 +98,51 @@ async fn sign(mut response: Response) -> Response {
 
 type Body = Result<Bytes, BytesRejection>;
 
-fn read<T: DeserializeOwned>(body: Body) -> Result<T, Refused> {
-    let body = body.map_err(|rejection| match rejection.status() {
+fn whole(body: Body) -> Result<Bytes, Refused> {
+    body.map_err(|rejection| match rejection.status() {
         StatusCode::PAYLOAD_TOO_LARGE => Refused::TooLarge,
         _ => Refused::Unreadable("the body broke off".into()),
-    })?;
-    invalid::read(&body).map_err(|invalid| Refused::Unreadable(invalid.to_string()))
+    })
+}
+
+fn unreadable(invalid: Invalid) -> Refused {
+    Refused::Unreadable(invalid.to_string())
+}
+
+fn read<T: DeserializeOwned>(body: Body) -> Result<T, Refused> {
+    invalid::read(&whole(body)?).map_err(unreadable)
 }
 
 async fn reserve(State(scorer): State<Arc<Scorer>>, body: Body) -> Response {
     let start = scorer.now();
-    let ask = read::<wire::Reserve>(body);
-    let reserved = ask.as_ref().map_err(Refused::clone).and_then(|ask| scorer.reserve(ask));
+    let chosen = choose(&scorer, body).await;
     let took = scorer.now().since(start);
     scorer.took(took);
-    if let (Some(telemetry), Ok(ask), Ok(reserved)) = (scorer.telemetry(), &ask, &reserved) {
-        telemetry.reserved(ask, reserved, took);
-    }
+    let reserved = chosen.map(|(ask, reserved)| {
+        if let Some(telemetry) = scorer.telemetry() {
+            telemetry.reserved(&ask, &reserved, took);
+        }
+        reserved
+    });
     match reserved {
         Ok(reserved) => Json(reserved).into_response(),
         Err(refused) => refuse(&scorer, refused),
     }
+}
+
+/// Turns the request into tokens, where its pool wants that, and chooses.
+async fn choose(scorer: &Scorer, message: Body) -> Result<(Reserve, Reserved), Refused> {
+    let message = whole(message)?;
+    let (ask, body): (Reserve, usize) = Reserve::read(&message).map_err(unreadable)?;
+    if body > MOST_BYTES {
+        return Err(Refused::TooLarge);
+    }
+    let read = match scorer.reader(&ask.pool) {
+        Some(reader) => Some(reader.read(message.slice(body..), ask.demand.adapter).await),
+        None => None,
+    };
+    let reserved = scorer.reserve_for(&ask, read.as_ref(), None)?;
+    Ok((ask, reserved))
 }
 
 async fn report(State(scorer): State<Arc<Scorer>>, body: Body) -> Response {

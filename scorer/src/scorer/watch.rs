@@ -84,6 +84,9 @@ fn needs_restart(running: &Config, next: &Config) -> Vec<String> {
     if running.signals != next.signals {
         parts.push("signals".to_owned());
     }
+    if running.precise != next.precise {
+        parts.push("precise".to_owned());
+    }
     if running.discovery != next.discovery {
         parts.push("discovery".to_owned());
     }

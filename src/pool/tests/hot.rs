@@ -57,7 +57,8 @@ fn run(policy: &str, clients: usize, requests: u64) -> (Vec<usize>, u64) {
                     stream: true,
                     ..Demand::default()
                 };
-                let order = pool.reserve(sent, &Ask { blocks: &hashes, demand }, now).unwrap().order;
+                let order =
+                    pool.reserve(sent, &Ask { blocks: &hashes, demand, prompt: None }, now).unwrap().order;
                 let place = all.iter().position(|address| *address == order[0]).unwrap();
                 places.insert(sent, place);
                 engines[place].waiting.push_back((sent, nanos));

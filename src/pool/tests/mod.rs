@@ -32,7 +32,7 @@ fn ask(blocks: &[u64]) -> Ask<'_> {
         stream: true,
         ..Demand::default()
     };
-    Ask { blocks, demand }
+    Ask { blocks, demand, prompt: None }
 }
 
 fn idle(pool: &Pool) -> bool {
@@ -618,7 +618,7 @@ fn an_endpoint_that_cannot_hold_the_prompt_is_no_candidate_and_none_is_a_fallbac
     let order = |pool: &mut Pool, id, prompt_tokens| {
         let demand = Demand { prompt_tokens, ..ask(&[]).demand };
         assert_eq!(pool.too_long(&demand), None);
-        let order = pool.reserve(id, &Ask { blocks: &[], demand }, NOW).unwrap().order;
+        let order = pool.reserve(id, &Ask { blocks: &[], demand, prompt: None }, NOW).unwrap().order;
         pool.end(id);
         order
     };
@@ -638,7 +638,7 @@ fn an_endpoint_that_cannot_hold_the_prompt_is_no_candidate_and_none_is_a_fallbac
     pool.set_endpoints(&all[..2]).unwrap();
     let demand = Demand { prompt_tokens: 201, ..ask(&[]).demand };
     assert_eq!(pool.too_long(&demand), Some(200));
-    assert_eq!(pool.reserve(1, &Ask { blocks: &[], demand }, NOW), None);
+    assert_eq!(pool.reserve(1, &Ask { blocks: &[], demand, prompt: None }, NOW), None);
     describe(&mut pool, json!({}));
     assert_eq!(pool.too_long(&demand), None);
 }

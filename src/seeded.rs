@@ -6,11 +6,11 @@ use std::hash::{BuildHasher, Hasher};
 
 /// Builds the hasher; the number is the seed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seeded(pub u64);
+pub(crate) struct Seeded(pub(crate) u64);
 
 /// Mixes one `u64`.
 #[derive(Debug)]
-pub(super) struct Mix(u64);
+pub(crate) struct Mix(u64);
 
 impl BuildHasher for Seeded {
     type Hasher = Mix;

@@ -1,0 +1,170 @@
+//! The picker as a gateway meets it: gRPC over a loopback port.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests")]
+
+use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
+use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_client::ExternalProcessorClient;
+use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Asked;
+use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response as Told;
+use envoy_types::pb::envoy::service::ext_proc::v3::{HttpBody, HttpHeaders, ProcessingRequest};
+use serde_json::json;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Endpoint;
+use tonic::{Request, Streaming};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+use weir_scorer::picker::{self, Picker};
+use weir_scorer::scorer::{Config, Scorer};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+struct Running {
+    address: SocketAddr,
+    scorer: Arc<Scorer>,
+    stop: oneshot::Sender<()>,
+    server: JoinHandle<anyhow::Result<()>>,
+}
+
+async fn start(change: impl Fn(&mut serde_json::Value)) -> Running {
+    let mut config = json!({"pools": [{"name": "a", "models": ["m"], "endpoints": ["10.0.0.1:8000", "10.0.0.2:8000"]}], "picker": {}});
+    change(&mut config);
+    let config = Config::read(config.to_string().as_bytes()).unwrap();
+    let scorer = Arc::new(Scorer::new(&config).unwrap());
+    let picker = Arc::new(Picker::new(Arc::clone(&scorer), &config.pools, config.picker.as_ref().unwrap()));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopped) = oneshot::channel();
+    let server = tokio::spawn(picker::serve(listener, picker, async {
+        let _ = stopped.await;
+    }));
+    Running { address, scorer, stop, server }
+}
+
+type Said = Streaming<envoy_types::pb::envoy::service::ext_proc::v3::ProcessingResponse>;
+
+impl Running {
+    fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// A chat request in the protocol's own mode, up to its answer.
+    async fn ask(&self, pool: Option<&'static str>) -> (mpsc::Sender<ProcessingRequest>, Said, Told) {
+        let mut client = ExternalProcessorClient::connect(self.url()).await.unwrap();
+        let (say, heard) = mpsc::channel(8);
+        let mut request = Request::new(ReceiverStream::new(heard));
+        pool.map(|pool| request.metadata_mut().insert("x-weir-pool", pool.parse().unwrap()));
+        let header = |(key, value): &(&str, &str)| HeaderValue {
+            key: (*key).to_owned(),
+            raw_value: value.as_bytes().to_vec(),
+            ..HeaderValue::default()
+        };
+        let headers = [(":method", "POST"), (":path", "/v1/chat/completions")].iter().map(header).collect();
+        let headers = HttpHeaders { headers: Some(HeaderMap { headers }), ..HttpHeaders::default() };
+        let body = HttpBody {
+            body: br#"{"model":"m","messages":[]}"#.to_vec(),
+            end_of_stream: true,
+            ..HttpBody::default()
+        };
+        for asked in [Asked::RequestHeaders(headers), Asked::RequestBody(body)] {
+            say.send(ProcessingRequest { request: Some(asked), ..ProcessingRequest::default() })
+                .await
+                .unwrap();
+        }
+        let mut said = client.process(request).await.unwrap().into_inner();
+        let told = said.message().await.unwrap().unwrap().response.unwrap();
+        (say, said, told)
+    }
+
+    async fn health(&self, name: &str) -> ServingStatus {
+        let channel = Endpoint::from_shared(self.url()).unwrap().connect().await.unwrap();
+        let mut client = HealthClient::new(channel);
+        let answer = client.check(HealthCheckRequest { service: name.to_owned() }).await;
+        answer.map_or(ServingStatus::ServiceUnknown, |answer| answer.into_inner().status())
+    }
+
+    fn leases(&self) -> usize {
+        self.scorer.loads()[0].leases
+    }
+}
+
+async fn until(what: &str, holds: impl AsyncFn() -> bool) {
+    let wait = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    assert!(tokio::time::timeout(PATIENCE, wait).await.is_ok(), "never {what}");
+}
+
+#[tokio::test]
+async fn a_stream_that_is_dropped_gives_its_lease_back() {
+    let running = start(|_| {}).await;
+    for pool in [None, Some("a")] {
+        let (say, said, told) = running.ask(pool).await;
+        assert!(matches!(told, Told::RequestHeaders(_)), "{told:?}");
+        assert_eq!(running.leases(), 1);
+        drop((say, said));
+        until("the lease has ended", async || running.leases() == 0).await;
+    }
+    let (_say, _said, told) = running.ask(Some("nobody's")).await;
+    assert!(matches!(told, Told::ImmediateResponse(_)), "{told:?}");
+}
+
+#[tokio::test]
+async fn it_is_ready_once_there_is_somebody_to_choose() {
+    const SERVICE: &str = "envoy.service.ext_proc.v3.ExternalProcessor";
+    let running = start(|_| {}).await;
+    for name in ["", "readiness", "liveness", SERVICE] {
+        until(name, async || running.health(name).await == ServingStatus::Serving).await;
+    }
+    assert_eq!(running.health("somebody else").await, ServingStatus::ServiceUnknown);
+    let empty = start(|config| {
+        config["pools"][0].as_object_mut().unwrap().remove("endpoints");
+        config["discovery"] = json!({"a": {"file": "there is none"}});
+    })
+    .await;
+    until("alive", async || empty.health("liveness").await == ServingStatus::Serving).await;
+    for name in ["", "readiness", SERVICE] {
+        until(name, async || empty.health(name).await == ServingStatus::NotServing).await;
+    }
+    let (_say, _said, told) = empty.ask(None).await;
+    assert!(matches!(told, Told::ImmediateResponse(refused) if refused.status.as_ref().unwrap().code == 503));
+}
+
+#[tokio::test]
+async fn noise_on_its_port_is_nobody_elses_trouble() {
+    let running = start(|_| {}).await;
+    for noise in [
+        &b"GET / HTTP/1.1\r\n\r\n"[..],
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff\xff\xff\xff\xff\xff",
+        &[0; 9_000],
+    ] {
+        let mut connection = TcpStream::connect(running.address).await.unwrap();
+        let _ = connection.write_all(noise).await;
+    }
+    let (_say, _said, told) = running.ask(None).await;
+    assert!(matches!(told, Told::RequestHeaders(_)), "{told:?}");
+}
+
+#[tokio::test]
+async fn told_to_stop_it_lets_a_request_go_on_and_then_ends() {
+    let running = start(|_| {}).await;
+    let (say, mut said, _) = running.ask(None).await;
+    let Running { scorer, stop, server, address } = running;
+    stop.send(()).unwrap();
+    until("nobody is let in", async || TcpStream::connect(address).await.is_err()).await;
+    assert_eq!(scorer.loads()[0].leases, 1);
+    // The rest of the body's answer, and then the request's end.
+    assert!(said.message().await.unwrap().is_some());
+    drop((say, said));
+    tokio::time::timeout(PATIENCE, server).await.expect("it ends").unwrap().unwrap();
+    assert_eq!(scorer.loads()[0].leases, 0);
+}
