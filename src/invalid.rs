@@ -21,6 +21,17 @@ impl Invalid {
         Self { at: at.into(), why: why.into() }
     }
 
+    /// The value at path `at` names a `what` that there is not; in the words that serde has for fields and variants.
+    pub fn unknown<'a>(
+        at: impl Into<String>,
+        what: &str,
+        name: &str,
+        known: impl Iterator<Item = &'a str>,
+    ) -> Self {
+        let known: Vec<String> = known.map(|known| format!("`{known}`")).collect();
+        Self::new(at, format!("unknown {what} `{name}`, expected one of {}", known.join(", ")))
+    }
+
     /// The same error seen from further out: `outer` goes in front of its path.
     #[must_use]
     pub fn within(mut self, outer: &str) -> Self {

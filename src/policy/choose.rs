@@ -1,7 +1,7 @@
 //! A policy that is ready to choose.
 
 use super::epp::{NoPrefill, Split};
-use super::{Candidate, Keep, Known, News, Pick, Round, Score, Wants};
+use super::{Attributes, Candidate, Keep, Known, News, Pick, Round, Score, Wants};
 use crate::instant::Instant;
 use crate::invalid::Invalid;
 use crate::random::Random;
@@ -103,6 +103,11 @@ impl Policy {
         &self.notes
     }
 
+    /// Checks what is said of an endpoint, as far as it is for this policy.
+    pub fn check(&self, attributes: &Attributes) -> Result<(), Invalid> {
+        self.scorers().try_for_each(|weighted| weighted.score.check(attributes))
+    }
+
     /// These are the endpoints from now on, by their places.
     pub fn meet(&mut self, endpoints: &[Known<'_>]) {
         for Profile { keepers, scorers, picker, .. } in self.profiles() {
@@ -122,12 +127,15 @@ impl Policy {
 
     /// What it learns of answers.
     pub fn wants(&self) -> Wants {
-        let split = self.split.as_ref().map(|split| &split.profile);
-        let scorers = std::iter::once(&self.profile).chain(split).flat_map(|profile| &profile.scorers);
-        scorers.fold(Wants::default(), |all, weighted| {
+        self.scorers().fold(Wants::default(), |all, weighted| {
             let own = weighted.score.wants();
             Wants { answers: all.answers || own.answers, reports: all.reports || own.reports }
         })
+    }
+
+    fn scorers(&self) -> impl Iterator<Item = &Weighted> {
+        let split = self.split.as_ref().map(|split| &split.profile);
+        std::iter::once(&self.profile).chain(split).flat_map(|profile| &profile.scorers)
     }
 
     fn profiles(&mut self) -> impl Iterator<Item = &mut Profile> {

@@ -13,7 +13,8 @@
 //! is booked counts from its booking; prefer a deployment of which no latency is known, where here it gets one request at a time;
 //! keep the *oldest* samples; take the first of equals; refuse when all are over their limits, where here the least
 //! used is taken: refusing is the business of `limit` and of the provider.
-//! Answers whose use is not known count their prompt alone. An unknown price is 1 per token.
+//! A stream that does not say how many tokens it wrote (no `include_usage`) counts what was delivered; other answers that do not
+//! say it count their prompt alone, and `latency_based` learns nothing of them. An unknown price is 1 per token.
 //!
 //! For providers behind one gateway. Engines of one's own say more: see `least_prefill`.
 

@@ -47,6 +47,7 @@ pub use news::News;
 pub use slow_start::SlowStart;
 
 use crate::instant::Instant;
+use crate::invalid::Invalid;
 use crate::random::Random;
 use std::fmt;
 
@@ -67,6 +68,11 @@ pub struct Round<'a> {
 pub trait Score: fmt::Debug + Send {
     /// Fills one number per candidate, 0 for the worst to 1 for the best; `scores` is as long as the candidates are.
     fn score(&mut self, round: &Round<'_>, scores: &mut [f64]);
+
+    /// Checks what is said of an endpoint, as far as this score reads it: what cannot be read is no silent default.
+    fn check(&self, _: &Attributes) -> Result<(), Invalid> {
+        Ok(())
+    }
 
     /// These are the endpoints from now on, by their places. See [`Each`] for what is kept of those that stay.
     fn meet(&mut self, _: &[Known<'_>]) {}

@@ -34,7 +34,7 @@ pub enum News {
         after: Duration,
         /// Since its first token, when that was seen.
         decoding: Option<Duration>,
-        /// Tokens written, when the answer said so.
+        /// Tokens written, when that is known: as the answer said, or what was delivered of a stream that did not say.
         output_tokens: Option<u32>,
         /// It ended in an error of the endpoint.
         failed: bool,

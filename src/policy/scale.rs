@@ -73,3 +73,16 @@ pub(super) fn known_or_alike(
         known(candidate).unwrap_or(if count > 0.0 { alike } else { 0.5 })
     });
 }
+
+/// The same of numbers of requests: if nobody says any, those in flight here.
+pub(super) fn known_or_in_flight(
+    round: &Round<'_>,
+    values: &mut [f64],
+    known: fn(&Candidate) -> Option<f64>,
+) {
+    if round.candidates.iter().all(|candidate| known(candidate).is_none()) {
+        fill(round, values, |candidate| f64::from(candidate.in_flight));
+    } else {
+        known_or_alike(round, values, known);
+    }
+}

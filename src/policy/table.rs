@@ -110,11 +110,7 @@ impl Policy {
             }
         };
         let Some(row) = row_of(name) else {
-            let known: Vec<&str> = POLICIES.iter().map(|row| row.name).collect();
-            return Err(Invalid::new(
-                "",
-                format!("unknown policy {name:?}; expected one of {}", known.join(", ")),
-            ));
+            return Err(Invalid::unknown("", "policy", name, Self::names()));
         };
         let params = params.filter(|params| !params.is_null()).unwrap_or_else(|| Value::Object(Map::new()));
         let made = (row.build)(params).map_err(|invalid| invalid.within(name))?;

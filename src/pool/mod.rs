@@ -230,6 +230,14 @@ impl Pool {
         Ok(pool)
     }
 
+    /// Checks what is said of endpoints, by their addresses, as far as the policy reads it.
+    pub fn check(&self, attributes: &BTreeMap<String, Attributes>) -> Result<(), Invalid> {
+        let within = |address: &str| format!("attributes[{address:?}]");
+        attributes.iter().try_for_each(|(address, own)| {
+            self.policy.check(own).map_err(|invalid| invalid.within(&within(address)))
+        })
+    }
+
     /// Takes what the configuration says of endpoints, by their addresses. It holds for those that join later too.
     pub fn describe(&mut self, attributes: BTreeMap<String, Attributes>) {
         self.attributes = attributes;

@@ -113,6 +113,7 @@ impl Pools {
                     (true, _) => invalid.within(&format!("pools[{at}]")),
                 },
             )?;
+            pool.check(&spec.attributes).map_err(|invalid| invalid.within(&format!("pools[{at}]")))?;
             pool.describe(spec.attributes.clone());
             made.pools.push((spec.name.clone(), pool));
         }

@@ -34,7 +34,7 @@ pub struct Report {
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Answered {
-    /// Tokens that it wrote, when that is known.
+    /// Tokens that it wrote, when that is known; an estimate where only what was delivered is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_tokens: Option<u32>,
     /// The endpoint failed.

@@ -81,6 +81,15 @@ pub struct Report {
     pub deltas: u64,
 }
 
+impl Report {
+    /// Tokens written: the engine's count, or, where it is missing or the answer broke off, what was delivered if that is more:
+    /// a token an event, about. `None` when neither is known.
+    pub fn output(&self) -> Option<u64> {
+        let delivered = (self.status != Status::Complete && self.deltas > 0).then_some(self.deltas);
+        self.usage.map(|usage| usage.output).max(delivered)
+    }
+}
+
 /// Reads one answer.
 #[derive(Debug)]
 pub struct Reader {

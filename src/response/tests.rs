@@ -95,9 +95,23 @@ fn the_first_token_is_output_and_not_an_announcement() {
 #[test]
 fn a_stream_that_breaks_off_is_partial_or_missing() {
     let body = "data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":1}}\n\n";
-    assert_eq!(stream(body).status, Status::Partial);
+    assert_eq!((stream(body).status, stream(body).output()), (Status::Partial, Some(1)));
     let report = stream("data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\ndata: {\"cho");
     assert_eq!((report.usage, report.status, report.deltas), (None, Status::Missing, 1));
+}
+
+#[test]
+fn where_nobody_counted_the_output_is_what_was_delivered() {
+    let delta = "data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n";
+    assert_eq!(stream(&format!("{}data: [DONE]\n\n", delta.repeat(7))).output(), Some(7), "no include_usage");
+    let early = "data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":1}}\n\n";
+    assert_eq!(
+        stream(&format!("{early}{}", delta.repeat(4))).output(),
+        Some(5),
+        "its count is older than what came"
+    );
+    assert_eq!(stream(OPENAI).output(), stream(OPENAI).usage.map(|usage| usage.output));
+    assert_eq!(stream("data: [DONE]\n\n").output(), None);
 }
 
 #[test]

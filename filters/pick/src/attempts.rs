@@ -96,9 +96,9 @@ pub(crate) fn last(host: &dyn Host, dialect: Dialect, begun: bool) -> Outcome {
 
 /// What a policy learns from an answer.
 pub(crate) fn answered(host: &dyn Host, outcome: &Outcome, wants: Wants) -> Answered {
-    let usage = host.text(&[wire::USAGE]).and_then(|line| wire::read_usage(&line)?.usage);
+    let output = host.text(&[wire::USAGE]).and_then(|line| wire::read_usage(&line)?.output());
     let answered = Answered {
-        output_tokens: usage.map(|usage| u32::try_from(usage.output).unwrap_or(u32::MAX)),
+        output_tokens: output.map(|output| u32::try_from(output).unwrap_or(u32::MAX)),
         failed: outcome.class() == Class::Failure,
         ..Answered::default()
     };

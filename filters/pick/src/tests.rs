@@ -613,6 +613,16 @@ fn policy(policy: serde_json::Value) -> String {
 
 #[test]
 fn policies_that_learn_from_answers_learn_from_every_workers() {
+    learned_by_every_worker(b"status=complete input=9 cached=0 output=10 reasoning=0");
+}
+
+#[test]
+fn of_streams_that_do_not_count_their_tokens_policies_learn_by_what_was_delivered() {
+    learned_by_every_worker(b"status=missing deltas=10");
+}
+
+/// Answers with this usage teach `latency_based`.
+fn learned_by_every_worker(usage: &[u8]) {
     let world = World::new();
     let config = policy(json!("latency_based"));
     let [mut one, mut two] = [(); 2].map(|()| Worker::<Pick>::of(&world, &config).unwrap());
@@ -639,7 +649,7 @@ fn policies_that_learn_from_answers_learn_from_every_workers() {
         world.pass(Duration::from_millis(ms));
         one.response(&mut exchange, from, &[(":status", "200")]);
         one.piece(&mut exchange, b"x", true);
-        exchange.see().set_property(wire::USAGE, b"status=complete input=9 cached=0 output=10 reasoning=0");
+        exchange.see().set_property(wire::USAGE, usage);
         one.finish(exchange);
         hear(&mut one, &mut two);
     }

@@ -64,6 +64,7 @@ pub fn text(text: &[u8]) -> Report {
                 let at = if alone { String::new() } else { format!("documents[{at}]") };
                 self::document(document, &at, &mut report);
             }
+            policy::adapters(&mut report);
         }
     }
     report
@@ -123,10 +124,12 @@ fn scorer(document: &Value, at: &str, report: &mut Report) {
     }
 }
 
-/// The same error, with the name that was likely meant: serde lists what it expected.
+/// The same error, with the name that was likely meant: serde lists what it expected, and policies and plugins are said the same
+/// way ([`Invalid::unknown`]).
 fn hinted(mut invalid: Invalid) -> Invalid {
     let mut quoted = invalid.why.split('`').skip(1).step_by(2);
-    let is_name = invalid.why.starts_with("unknown field") || invalid.why.starts_with("unknown variant");
+    let is_name = ["field", "variant", "policy", "plugin"];
+    let is_name = is_name.iter().any(|what| invalid.why.starts_with(&format!("unknown {what} `")));
     if let (true, Some(word)) = (is_name, quoted.next())
         && let Some(near) = fields::nearest(word, quoted)
     {

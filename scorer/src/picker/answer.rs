@@ -139,7 +139,7 @@ impl Answer {
             Some(kind) if self.status < 400 => Outcome::of_error(kind),
             _ => Outcome::of_status(self.status, self.retry_after),
         };
-        let output = report.usage.map(|usage| u32::try_from(usage.output).unwrap_or(u32::MAX));
+        let output = report.output().map(|output| u32::try_from(output).unwrap_or(u32::MAX));
         if let Some(mut lease) = lease {
             lease.came_to(outcome, output);
         }

@@ -272,6 +272,7 @@ impl Scorer {
         let place = pools.of_name(name);
         let Some((_, pool)) = place.and_then(|place| pools.get(place)) else { return Ok(0) };
         let before = pool.addresses().count();
+        attributes.as_ref().map_or(Ok(()), |attributes| pool.check(attributes))?;
         pool.set_endpoints(endpoints)?;
         if let Some(attributes) = attributes {
             pool.describe(attributes);

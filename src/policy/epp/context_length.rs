@@ -1,17 +1,18 @@
 //! `context-length-aware`: prompts to endpoints that are meant for their length.
 //!
 //! ```text
-//! in range      1 - 0.7 * min(1, width / 131072)          never below 0.3: tight ranges first
-//! out of range  0.3 / (1 + distance / 1024)               below 0.3: the nearest first
+//! in range      0.3 + 0.7 * (0.7 / (1 + width / 10000) + 0.3 * (max - tokens) / width)
+//! out of range  0.3 / (1 + distance / 1000)
 //! no label      0.5
 //! ```
 //!
-//! The range is the label `llm-d.ai/context-length-range`, `min-max`, both included. llm-d gives the bounds 0.3 and the
-//! order, which are the same; the curves between are ours. With `enableFiltering` those out of range are left out.
+//! Tight ranges and those with room above come first; out of range the nearest. An exact range (width 0) gets 1. The range is the
+//! label `llm-d.ai/context-length-range`, `min-max`, both included. With `enableFiltering` those out of range are left out. A label
+//! that is no range is refused: llm-d gives such an endpoint 0, for every request, and says so in a log.
 
 use super::table::Scored;
 use crate::invalid::{Invalid, read_value};
-use crate::policy::{Candidate, Each, Keep, Known, Round, Score, scale};
+use crate::policy::{Attributes, Candidate, Each, Keep, Known, Round, Score, scale};
 use crate::random::Random;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -48,12 +49,8 @@ impl Ranges {
     fn met(&mut self, endpoints: &[Known<'_>]) {
         self.of.meet(endpoints);
         for (place, known) in endpoints.iter().enumerate() {
-            let read = |text: &String| {
-                let (low, high) = text.split_once('-')?;
-                Some((low.trim().parse().ok()?, high.trim().parse().ok()?))
-            };
             if let Some(range) = self.of.at_mut(place) {
-                *range = known.attributes.labels.get(&self.label).and_then(read);
+                *range = known.attributes.labels.get(&self.label).and_then(|text| read(text));
             }
         }
     }
@@ -63,21 +60,41 @@ impl Ranges {
     }
 }
 
+/// A range, as a label has it.
+fn read(text: &str) -> Option<(u32, u32)> {
+    let (low, high) = text.split_once('-')?;
+    let (low, high) = (low.trim().parse().ok()?, high.trim().parse().ok()?);
+    (low <= high).then_some((low, high))
+}
+
 impl Score for Ranges {
     fn score(&mut self, round: &Round<'_>, scores: &mut [f64]) {
-        const WIDE: f64 = 131_072.0;
-        const FAR: f64 = 1_024.0;
+        const WIDE: f64 = 10_000.0;
+        const FAR: f64 = 1_000.0;
+        const LEAST: f64 = 0.3;
         let tokens = round.demand.prompt_tokens;
         scale::fill(round, scores, |candidate| match self.range(candidate) {
             None => 0.5,
+            Some((low, high)) if low == high && tokens == low => 1.0,
             Some((low, high)) if (low..=high).contains(&tokens) => {
-                1.0 - 0.69 * (f64::from(high - low) / WIDE).min(1.0)
+                let (width, room) = (f64::from(high - low), f64::from(high - tokens));
+                LEAST + (1.0 - LEAST) * (0.7 / (1.0 + width / WIDE) + 0.3 * room / width)
             }
             Some((low, high)) => {
                 let distance = low.saturating_sub(tokens).max(tokens.saturating_sub(high));
-                0.29 / (1.0 + f64::from(distance) / FAR)
+                LEAST / (1.0 + f64::from(distance) / FAR)
             }
         });
+    }
+
+    fn check(&self, attributes: &Attributes) -> Result<(), Invalid> {
+        match attributes.labels.get(&self.label) {
+            Some(text) if read(text).is_none() => {
+                let why = format!("{text:?} is no range of tokens; write it as \"8192-32768\"");
+                Err(Invalid::new(format!("labels[{:?}]", self.label), why))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn meet(&mut self, endpoints: &[Known<'_>]) {

@@ -71,12 +71,6 @@ pub(super) struct Deciders {
     pub(super) prefill: Option<String>,
 }
 
-/// `pd-profile-handler`, which llm-d has dropped, is read no more.
-pub(super) fn old_handler(_: Value) -> Result<Value, Invalid> {
-    let why = "pd-profile-handler is gone from llm-d; write disagg-profile-handler with deciders.prefill";
-    Err(Invalid::new("", why))
-}
-
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub(super) struct ByPrefix {

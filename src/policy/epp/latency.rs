@@ -2,14 +2,16 @@
 //!
 //! ```text
 //! ttft      = (queued tokens + own uncached tokens) * seconds per token, as the endpoint's last answers took
-//! tpot      = seconds per output token, as its last answers took
-//! headroom  = ttftWeight * (objective - ttft) / objective + tpotWeight * (objective - tpot) / objective
+//! tpot      = seconds per output token, as its last streams took; where those do not count them, per event
+//! room      = (objective - ttft) / objective, and the same of tpot
+//! headroom  = ttftWeight * room of ttft + tpotWeight * room of tpot
 //! ```
 //!
+//! An endpoint keeps the objective if it has room in all that was asked for: no room in one makes up for want in the other.
 //! llm-d trains a model in two sidecars; here both are averages that fade (0.9 an answer), learned by endpoint. The
 //! strategy `least` (llm-d's default) takes who keeps the objective most narrowly, which leaves the quick ones free for
-//! those that need them; `most` the other way round; those that miss it come after all that keep it, the nearest first.
-//! A request without an objective goes by `composite`: queue, KV cache and prefix alike. The objective's headers are
+//! those that need them; `most` the other way round. Those that miss it come after all that keep it, in llm-d's order: who
+//! misses only the time per token, only the time to the first, both; of each the nearest first. A request without an objective goes by `composite`: queue, KV cache and prefix alike. The objective's headers are
 //! `x-llm-d-slo-ttft-ms` and `x-llm-d-slo-tpot-ms` (older: `x-slo-ttft-ms`, `x-slo-tpot-ms`), which `extract` reads.
 
 use super::kv_cache::Free;
@@ -80,8 +82,8 @@ impl Learned {
         }
     }
 
-    /// What is left of the objective, in parts of it; `None` without an objective or anything learned.
-    fn headroom(&self, round: &Round<'_>, candidate: &Candidate, weights: (f64, f64)) -> Option<f64> {
+    /// What is left of the objective; `None` without one or anything learned.
+    fn headroom(&self, round: &Round<'_>, candidate: &Candidate) -> Option<Headroom> {
         let (ttft, tpot) = self.0.at(candidate.place).copied().unwrap_or_default();
         let own = u64::from(candidate.uncached_tokens(round.demand));
         let tokens = candidate.queued_tokens.saturating_add(own) as f64;
@@ -91,31 +93,39 @@ impl Learned {
         };
         let ttft = left(round.demand.slo_ttft_ms, ttft.map(|pace| pace * tokens));
         let tpot = left(round.demand.slo_tpot_ms, tpot);
-        match (ttft, tpot) {
-            (None, None) => None,
-            (ttft, tpot) => Some(weights.0 * ttft.unwrap_or(0.0) + weights.1 * tpot.unwrap_or(0.0)),
-        }
+        (ttft.is_some() || tpot.is_some()).then_some(Headroom { ttft, tpot })
+    }
+}
+
+/// What is left of each objective, in parts of it; below 0 it is missed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Headroom {
+    ttft: Option<f64>,
+    tpot: Option<f64>,
+}
+
+impl Headroom {
+    fn misses(self) -> (bool, bool) {
+        let missed = |room: Option<f64>| room.is_some_and(|room| room < 0.0);
+        (missed(self.ttft), missed(self.tpot))
+    }
+
+    fn keeps(self) -> bool {
+        self.misses() == (false, false)
     }
 }
 
 impl Score for Latency {
     fn score(&mut self, round: &Round<'_>, scores: &mut [f64]) {
-        let weights = (self.ttft_weight.get(), self.tpot_weight.get());
-        let headroom = |candidate: &Candidate| self.learned.headroom(round, candidate, weights);
+        let headroom = |candidate: &Candidate| self.learned.headroom(round, candidate);
         let asked = round.demand.slo_ttft_ms.or(round.demand.slo_tpot_ms).is_some();
         if !asked || round.candidates.iter().all(|candidate| headroom(candidate).is_none()) {
             return self.composite(round, scores);
         }
-        let strategy = self.headroom_selection_strategy;
-        // Those that keep it from 0.5 up, the others below. Both curves are flat far away and steep near the objective.
         // One of which nothing is known is taken to keep it just so, while it has nothing to do: it is learned of.
-        let probe = |candidate: &Candidate| (candidate.in_flight == 0).then_some(0.0);
+        let probe = |candidate: &Candidate| (candidate.in_flight == 0).then_some(Headroom::default());
         scale::known_or_mean(round, scores, |candidate| {
-            headroom(candidate).or(probe(candidate)).map(|room| match (room >= 0.0, strategy) {
-                (true, Strategy::Least) => 0.5 + 0.5 / (1.0 + room),
-                (true, Strategy::Most) => 1.0 - 0.5 / (1.0 + room),
-                (false, _) => 0.5 / (1.0 - room) - 1e-9,
-            })
+            headroom(candidate).or(probe(candidate)).map(|headroom| self.judge(headroom))
         });
     }
 
@@ -133,6 +143,23 @@ impl Score for Latency {
 }
 
 impl Latency {
+    /// Those that keep the objective from 0.5 up, below them a sixth for each way to miss it. The curves are flat far away and
+    /// steep near the objective.
+    fn judge(&self, headroom: Headroom) -> f64 {
+        let weighed = |part: fn(f64) -> f64| {
+            let of = |room: Option<f64>| part(room.unwrap_or(0.0));
+            self.ttft_weight.get() * of(headroom.ttft) + self.tpot_weight.get() * of(headroom.tpot)
+        };
+        let missed = |band: f64| (band + 1.0 / (1.0 + weighed(|room| (-room).max(0.0)))) / 6.0 - 1e-9;
+        match (headroom.misses(), self.headroom_selection_strategy) {
+            ((false, false), Strategy::Least) => 0.5 + 0.5 / (1.0 + weighed(|room| room)),
+            ((false, false), Strategy::Most) => 1.0 - 0.5 / (1.0 + weighed(|room| room)),
+            ((false, true), _) => missed(2.0),
+            ((true, false), _) => missed(1.0),
+            ((true, true), _) => missed(0.0),
+        }
+    }
+
     fn composite(&mut self, round: &Round<'_>, scores: &mut [f64]) {
         let parts: [&mut dyn Score; 3] = [&mut Waiting::default(), &mut Free {}, &mut Prefix::default()];
         let share = 1.0 / parts.len() as f64;
@@ -151,6 +178,7 @@ impl Latency {
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub(super) struct Tier {
     /// How often all are kept all the same, so that the others are learned of.
+    #[serde(rename = "epsilonExploreNeg", alias = "epsilon")]
     epsilon: Ratio,
     #[serde(skip)]
     learned: Learned,
@@ -164,9 +192,8 @@ impl Default for Tier {
 
 impl Keep for Tier {
     fn keep(&mut self, round: &Round<'_>, keep: &mut [bool], random: &mut Random) {
-        let keeps = |candidate: &Candidate| {
-            self.learned.headroom(round, candidate, (0.8, 0.2)).is_some_and(|room| room >= 0.0)
-        };
+        let keeps =
+            |candidate: &Candidate| self.learned.headroom(round, candidate).is_some_and(Headroom::keeps);
         let any = round.candidates.iter().any(keeps);
         if any && random.unit() >= self.epsilon.get() {
             keep.iter_mut().zip(round.candidates).for_each(|(keep, candidate)| *keep = keeps(candidate));

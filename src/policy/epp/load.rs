@@ -7,10 +7,11 @@
 //! ```
 //!
 //! In flight and queued are the pool's own leases, booked with the choice: llm-d counts them after it, so that a burst
-//! sees itself too late. Where an engine does not say how many wait, requests in flight are taken.
+//! sees itself too late. An engine that does not say how many wait is taken to be like the others for what was sent there; if
+//! none says it, requests in flight are taken.
 
 use crate::policy::number::{Amount, Ratio};
-use crate::policy::{Round, Score, scale};
+use crate::policy::{Candidate, Round, Score, scale};
 use serde::{Deserialize, Serialize};
 use std::num::{NonZeroU32, NonZeroU64};
 
@@ -30,10 +31,10 @@ impl Default for LoadAware {
 impl Score for LoadAware {
     fn score(&mut self, round: &Round<'_>, scores: &mut [f64]) {
         let threshold = f64::from(self.threshold.get());
-        scale::fill(round, scores, |candidate| {
-            let waiting = candidate.waiting().unwrap_or_else(|| f64::from(candidate.in_flight));
-            0.5 * (1.0 - waiting.min(threshold) / threshold)
-        });
+        scale::known_or_in_flight(round, scores, Candidate::waiting);
+        for score in scores {
+            *score = 0.5 * (1.0 - score.min(threshold) / threshold);
+        }
     }
 }
 

@@ -1,9 +1,9 @@
 //! llm-d's `EndpointPickerConfig`: the same plugin names and parameters, the same profiles and weights.
 //!
 //! A configuration lists plugins and puts them into profiles; what a plugin is (a filter, a scorer, a picker) follows from
-//! its type. Filters leave candidates out, in order; scorers, weighted, are added up; a picker takes one. Without
-//! profiles there is llm-d's default: queue 2, KV cache 2, prefix 3. Of two profiles, `decode` chooses where the request
-//! goes and `prefill` where its prompt is computed (`disagg.rs`).
+//! its type. Filters leave candidates out, in order; scorers, weighted, are added up; a picker takes one. What a file
+//! leaves out is put in as llm-d does it (`implied.rs`). Of two profiles, `decode` chooses where the request goes and
+//! `prefill` where its prompt is computed (`disagg.rs`).
 //!
 //! What llm-d knows falls into three: a plugin that runs here; one whose work is done elsewhere in Weir, which is
 //! accepted with a note; one that is not carried, which is refused with the reason, since a policy that silently lacks a
@@ -12,15 +12,18 @@
 mod affinity;
 mod context_length;
 mod disagg;
+mod implied;
 mod kv_cache;
 mod labels;
 mod latency;
 mod load;
 mod no_hit_lru;
+mod pd;
 mod prefix;
 mod relative;
 mod session;
 mod table;
+mod unused;
 mod utilization;
 
 pub(super) use disagg::{NoPrefill, Split};
@@ -82,6 +85,13 @@ struct Declared {
     parameters: Option<Map<String, Value>>,
 }
 
+impl Declared {
+    /// What profiles call it.
+    fn name(&self) -> &str {
+        self.name.as_deref().unwrap_or(&self.kind)
+    }
+}
+
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Listed {
@@ -126,9 +136,8 @@ pub(super) fn read(value: &Value) -> Result<Policy, Invalid> {
         return Err(Invalid::new("apiVersion", why));
     }
     let mut notes = elsewhere(&config);
-    if config.scheduling_profiles.is_empty() {
-        fill_in_defaults(&mut config);
-    }
+    notes.extend(pd::renew(&mut config)?);
+    notes.extend(implied::fill_in(&mut config)?);
     let instances = instances(&config, &mut notes)?;
     let mut profiles = profiles(&config, &instances)?;
     let (name, split) = arrange(&config, &instances, &mut profiles)?;
@@ -136,6 +145,10 @@ pub(super) fn read(value: &Value) -> Result<Policy, Invalid> {
         Some(made) => made,
         None => return Err(Invalid::new("schedulingProfiles", format!("no profile is named {name:?}"))),
     };
+    let prefill = split.as_ref().map(|(.., prefill)| prefill.as_str());
+    let decider = split.as_ref().and_then(|(handler, ..)| handler.deciders.prefill.as_deref());
+    let runs: Vec<&str> = prefill.into_iter().chain([name.as_str()]).collect();
+    notes.extend(unused::notes(&config, &instances, &runs, decider));
     let mut effective = vec![json!({ "name": name, "plugins": effective })];
     let split = match split {
         Some((handler, decider, prefill)) => {
@@ -169,7 +182,7 @@ fn elsewhere(config: &Config) -> Vec<Invalid> {
         ("dataLayer", &config.data_layer, "engines are scraped as `signals` says"),
         ("requestHandler", &config.request_handler, "`extract` knows each dialect by its path"),
         ("parser", &config.parser, "`extract` knows each dialect by its path"),
-        ("flowControl", &config.flow_control, "queues and fairness are not built; limits are `limit`'s"),
+        ("flowControl", &config.flow_control, "requests wait in `limit`'s queue, in its order"),
         ("saturationDetector", &config.saturation_detector, "admission by saturation is not built"),
     ];
     let present = parts.into_iter().filter(|(_, part, _)| part.is_some());
@@ -181,29 +194,13 @@ fn elsewhere(config: &Config) -> Vec<Invalid> {
     notes
 }
 
-/// llm-d's defaults, for a file without profiles.
-fn fill_in_defaults(config: &mut Config) {
-    let weights = [("queue-scorer", 2.0), ("kv-cache-utilization-scorer", 2.0), ("prefix-cache-scorer", 3.0)];
-    let mut plugins = Vec::new();
-    for (kind, weight) in weights {
-        let declared = config.plugins.iter().find(|plugin| plugin.kind == kind);
-        let name = declared.map(|plugin| plugin.name.clone().unwrap_or_else(|| kind.to_owned()));
-        if name.is_none() {
-            config.plugins.push(Declared { kind: kind.to_owned(), name: None, parameters: None });
-        }
-        let plugin_ref = name.unwrap_or_else(|| kind.to_owned());
-        plugins.push(Reference { plugin_ref, weight: Some(Amount::of(weight)) });
-    }
-    config.scheduling_profiles.push(Listed { name: "default".to_owned(), plugins });
-}
-
 /// Reads what is declared.
 fn instances(config: &Config, notes: &mut Vec<Invalid>) -> Result<Vec<Instance>, Invalid> {
     let mut instances: Vec<Instance> = Vec::new();
     for (nth, declared) in config.plugins.iter().enumerate() {
         let at = format!("plugins[{nth}]");
         let plugin = table::plugin(&declared.kind).map_err(|invalid| invalid.within(&at))?;
-        let name = declared.name.clone().unwrap_or_else(|| declared.kind.clone());
+        let name = declared.name().to_owned();
         if instances.iter().any(|other| other.name == name) {
             return Err(Invalid::new(
                 format!("{at}.name"),

@@ -38,11 +38,7 @@ impl Default for Running {
 }
 
 fn compare(round: &Round<'_>, scores: &mut [f64], min_range: Amount, of: fn(&Candidate) -> Option<f64>) {
-    if round.candidates.iter().all(|candidate| of(candidate).is_none()) {
-        scale::fill(round, scores, |candidate| f64::from(candidate.in_flight));
-    } else {
-        scale::known_or_alike(round, scores, of);
-    }
+    scale::known_or_in_flight(round, scores, of);
     let (low, high) =
         scores.iter().fold((f64::INFINITY, 0.0_f64), |(low, high), n| (low.min(*n), high.max(*n)));
     let range = (high - low).max(min_range.get());

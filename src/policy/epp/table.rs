@@ -157,6 +157,11 @@ const fn elsewhere(kind: &'static str, why: &'static str) -> Plugin {
     row(kind, Make::Elsewhere(why), ELSEWHERE)
 }
 
+/// A policy of llm-d's queues, with whatever parameters: they do nothing here.
+const fn flow_control(kind: &'static str) -> Plugin {
+    row(kind, Make::Elsewhere("requests wait in `limit`'s queue, in its order"), Ok)
+}
+
 static PLUGINS: &[Plugin] = &[
     // Scorers.
     row("queue-scorer", Make::Score(score::<relative::Waiting>), checked::<relative::Waiting>)
@@ -206,7 +211,6 @@ static PLUGINS: &[Plugin] = &[
     // Profile handlers and what decides for them.
     row(SINGLE, Make::Handler, ELSEWHERE).also(&["single-profile"]),
     row("disagg-profile-handler", Make::Handler, checked::<Handler>),
-    row("pd-profile-handler", Make::Handler, disagg::old_handler),
     row("prefix-based-pd-decider", Make::Decider(disagg::by_prefix), checked::<disagg::ByPrefix>),
     row("always-disagg-pd-decider", Make::Decider(disagg::always), ELSEWHERE),
     row("load-based-pd-decider", Make::Decider(disagg::by_load), checked::<disagg::ByLoad>),
@@ -217,6 +221,13 @@ static PLUGINS: &[Plugin] = &[
             ("prefillProfile", "the handler names it"),
             ("encodeProfile", "encode is not split off"),
         ]]),
+    flow_control("global-strict-fairness-policy"),
+    flow_control("round-robin-fairness-policy"),
+    flow_control("program-aware-fairness"),
+    flow_control("fcfs-ordering-policy"),
+    flow_control("edf-ordering-policy"),
+    flow_control("slo-deadline-ordering-policy"),
+    flow_control("static-usage-limit-policy"),
     elsewhere("openai-parser", "`extract` knows each dialect by its path"),
     elsewhere("anthropic-parser", "`extract` knows each dialect by its path"),
     elsewhere("vllmhttp-parser", "`extract` knows each dialect by its path"),
@@ -272,6 +283,10 @@ const NOT_CARRIED: &[(&str, &str)] = &[
     ("latency-slo-admitter", "nothing is refused for its objective"),
     ("probabilistic-admitter", "nothing is refused by saturation; see limit"),
     ("concurrency-detector", "admission by saturation is not built"),
+    ("priority-holdback-policy", "admission by saturation is not built; see limit"),
+    ("soft-reflective-ceiling-policy", "admission by saturation is not built; see limit"),
+    ("sheddable-eviction-filter", "requests in flight are not evicted"),
+    ("priority-then-time-eviction-order-policy", "requests in flight are not evicted"),
     ("thunder-agent", "admission of agents' turns is not built"),
     ("disaggregatedset-rollout-screener", "rollouts are not known"),
     ("vllmgrpc-parser", "gRPC passes untouched"),
@@ -286,8 +301,7 @@ pub(super) fn plugin(kind: &str) -> Result<&'static Plugin, Invalid> {
     if let Some((_, why)) = NOT_CARRIED.iter().find(|(known, _)| *known == kind) {
         return Err(Invalid::new("type", format!("{kind} is not carried: {why}")));
     }
-    let known: Vec<&str> = PLUGINS.iter().map(|plugin| plugin.kind).collect();
-    Err(Invalid::new("type", format!("unknown plugin {kind:?}; expected one of {}", known.join(", "))))
+    Err(Invalid::unknown("type", "plugin", kind, PLUGINS.iter().map(|plugin| plugin.kind)))
 }
 
 #[cfg(test)]

@@ -63,7 +63,10 @@ fn what_is_not_known_is_neither_idle_nor_full() {
     let some = [engine(0, 0, 0, 0.2), at(1), engine(2, 10, 0, 0.8)];
     assert_eq!(scores("kv-cache-utilization-scorer", json!({}), &some), [0.8, 0.5, 0.2]);
     assert_eq!(scores("queue-scorer", json!({}), &some), [1.0, 0.5, 0.0]);
+    let behind = [engine(0, 60, 0, 0.2), engine(1, 68, 0, 0.2), at(2)];
+    assert_eq!(scores("load-aware-scorer", json!({}), &behind), [0.266, 0.234, 0.25], "64 wait there too");
     let silent = [busy(0, 3, 0, 0), busy(1, 0, 0, 0)];
+    assert_eq!(scores("load-aware-scorer", json!({"threshold": 6}), &silent), [0.25, 0.5]);
     assert_eq!(scores("queue-scorer", json!({}), &silent), [0.0, 1.0], "what is in flight here");
     let full = json!({"conditions": [{"metric": "waiting-queue", "maxValue": 5}]});
     let mut policy = described(of(&[("utilization-filter", full, 1.0)]), json!({}), 3);
@@ -90,20 +93,39 @@ fn weights_add_up_and_a_burst_between_two_scrapes_sees_itself() {
     assert_eq!(chosen(&mut policy, &[warm, engine(1, 0, 0, 0.0)]), 1, "4 sent since it spoke: 1.5 against 2");
 }
 
+/// The profile that runs, when none is given.
+fn implied(plugins: Value) -> Value {
+    let policy = Policy::read(&json!({"kind": KIND, "plugins": plugins})).unwrap();
+    assert_eq!(Policy::read(policy.effective()).unwrap().effective(), policy.effective());
+    policy.effective()["schedulingProfiles"][0]["plugins"].clone()
+}
+
 #[test]
-fn without_profiles_llm_ds_defaults_run() {
-    let policy = Policy::read(&json!({"kind": KIND, "plugins": []})).unwrap();
-    let listed = &policy.effective()["schedulingProfiles"][0]["plugins"];
+fn without_profiles_what_is_declared_runs_at_weight_one() {
+    let declared = json!([
+        {"type": "decode-filter"}, {"type": "openai-parser"}, {"type": "queue-scorer"},
+        {"type": "load-aware-scorer", "name": "load"}, {"type": "random-picker"},
+    ]);
+    let expected = json!([
+        {"pluginRef": "decode-filter"}, {"pluginRef": "queue-scorer", "weight": 1.0},
+        {"pluginRef": "load", "weight": 1.0}, {"pluginRef": "random-picker"},
+    ]);
+    assert_eq!(implied(declared), expected);
+}
+
+#[test]
+fn with_nothing_declared_llm_ds_own_configuration_runs() {
     let expected = json!([
         {"pluginRef": "queue-scorer", "weight": 2.0},
         {"pluginRef": "kv-cache-utilization-scorer", "weight": 2.0},
         {"pluginRef": "prefix-cache-scorer", "weight": 3.0},
+        {"pluginRef": "max-score-picker"},
     ]);
-    assert_eq!(listed, &expected);
+    assert_eq!(implied(json!([])), expected);
+    let policy = Policy::read(&json!({"kind": KIND})).unwrap();
     let prefix = json!({"type": "prefix-cache-scorer", "name": "prefix-cache-scorer",
         "parameters": {"matchLengthWeight": 0.0, "matchLengthScaleTokens": 8192.0}});
     assert!(policy.effective()["plugins"].as_array().unwrap().contains(&prefix));
-    assert_eq!(Policy::read(policy.effective()).unwrap().effective(), policy.effective());
 }
 
 #[test]
@@ -202,6 +224,46 @@ fn lengths_go_to_endpoints_that_are_meant_for_them() {
 }
 
 #[test]
+fn ranges_score_as_llm_d_has_them() {
+    let given = |tokens: u32, ranges: &[&str]| {
+        let labels = ranges.iter().enumerate().map(|(place, range)| {
+            (format!("10.0.0.{place}:1"), json!({"labels": {"llm-d.ai/context-length-range": range}}))
+        });
+        let labels = Value::Object(labels.collect());
+        let mut policy = described(of(&[("context-length-aware", json!({}), 1.0)]), labels, ranges.len());
+        let all: Vec<Candidate> = (0..ranges.len()).map(at).collect();
+        let demand = Demand { prompt_tokens: tokens, ..DEMAND };
+        let round = Round { demand: &demand, blocks: &[], candidates: &all, now: Instant::default() };
+        policy.choose(&round, 1, &mut Random::new(1));
+        rounded(&policy)
+    };
+    assert_eq!(given(30_000, &["8192-32768", "16384-65536"]), [0.465, 0.535], "room above counts");
+    assert_eq!(given(2_600, &["500-100000", "2600-2600"]), [0.55, 1.0]);
+    assert_eq!(given(3_000, &["0-2000", "4000-9000", "13000-20000"]), [0.15, 0.15, 0.027]);
+}
+
+#[test]
+fn a_range_that_cannot_be_read_is_refused() {
+    use crate::pool::{self, Pools, Spec};
+    let read = |label: &str| {
+        let pools: Vec<Spec> = serde_json::from_value(json!([{
+            "name": "p", "models": ["m"], "endpoints": ["10.0.0.1:1"],
+            "attributes": {"10.0.0.1:1": {"labels": {"llm-d.ai/context-length-range": label}}},
+        }]))
+        .unwrap();
+        let choose = json!({"policy": {"plugins": [{"type": "context-length-aware"}]}});
+        let choose: pool::Config = serde_json::from_value(choose).unwrap();
+        Pools::new(&pools, &choose, 1).map(|_| ()).map_err(|invalid| invalid.to_string())
+    };
+    assert_eq!(read("8192-32768"), Ok(()));
+    for label in ["8k-32k", "8192", "32768-8192", ""] {
+        let at = "pools[0].attributes[\"10.0.0.1:1\"].labels[\"llm-d.ai/context-length-range\"]: ";
+        let message = read(label).unwrap_err();
+        assert!(message.starts_with(&format!("{at}{label:?} is no range")), "{message}");
+    }
+}
+
+#[test]
 fn objectives_are_kept_as_narrowly_as_may_be() {
     use std::time::Duration;
     let demand = Demand { slo_ttft_ms: Some(1_000), ..DEMAND };
@@ -220,6 +282,34 @@ fn objectives_are_kept_as_narrowly_as_may_be() {
     };
     assert_eq!(choose("least"), [1, 0, 2]);
     assert_eq!(choose("most"), [0, 1, 2]);
+}
+
+#[test]
+fn room_in_one_objective_does_not_make_up_for_want_in_the_other() {
+    use std::time::Duration;
+    let demand = Demand { slo_ttft_ms: Some(1_000), slo_tpot_ms: Some(50), ..DEMAND };
+    let all = [0, 1, 2, 3].map(at);
+    let order = |kind: &str, parameters: Value| {
+        let mut policy = described(of(&[(kind, parameters, 1.0)]), json!({}), 4);
+        // A quick start and slow tokens; both kept, narrowly; a slow start and quick tokens; neither.
+        for (place, ttft_ms, tpot_ms) in [(0, 100, 100), (1, 900, 40), (2, 1_100, 10), (3, 2_000, 100)] {
+            let after = Duration::from_millis(ttft_ms);
+            let first = News::FirstToken { place, after, uncached_tokens: 1_000, queued_tokens: 1_000 };
+            let decoding = Some(Duration::from_millis(tpot_ms * 10));
+            let end = News::Ended { place, after, decoding, output_tokens: Some(11), failed: false };
+            [first, end].iter().for_each(|news| policy.learn(news, Instant::default()));
+        }
+        let round = Round { demand: &demand, blocks: &[], candidates: &all, now: Instant::default() };
+        let order = policy.choose(&round, 4, &mut Random::new(1)).to_vec();
+        let left_out = policy.explain().iter().filter(|one| one.left_out_by.is_some()).count();
+        (order, left_out)
+    };
+    for strategy in ["least", "most"] {
+        let (order, _) = order("latency-scorer", json!({"headroomSelectionStrategy": strategy}));
+        assert_eq!(order, [1, 0, 2, 3], "{strategy}: the first token weighs more than the others");
+    }
+    let (order, left_out) = order("slo-headroom-tier-filter", json!({"epsilonExploreNeg": 0}));
+    assert_eq!((order[0], left_out), (1, 3));
 }
 
 fn disagg(handler: Value, decider: (&str, Value)) -> Value {
@@ -269,6 +359,48 @@ fn prefill_is_split_off_by_uncached_length_by_load_or_always() {
     assert_eq!(split(always(), warm, true, "refuse"), Prefill::Nowhere);
 }
 
+/// The handler of `disagg` is the old one, with these parameters and these deciders beside it.
+fn old(parameters: Value, deciders: &[&str]) -> Result<Policy, String> {
+    let mut config = disagg(json!({}), ("openai-parser", json!({})));
+    config["plugins"][5] = json!({"type": "pd-profile-handler", "parameters": parameters});
+    let plugins = config["plugins"].as_array_mut().unwrap();
+    plugins.extend(deciders.iter().map(|kind| json!({"type": kind})));
+    Policy::read(&config).map_err(|invalid| invalid.to_string())
+}
+
+#[test]
+fn the_old_handler_is_read_as_its_successor() {
+    let read = |parameters: Value, deciders: &[&str]| {
+        let policy = old(parameters, deciders).unwrap();
+        let note = &policy.notes()[0];
+        assert_eq!(note.at, "plugins[5].type");
+        assert!(note.why.starts_with("deprecated; read as {"), "{note}");
+        let again = Policy::read(policy.effective()).unwrap();
+        assert_eq!(again.effective(), policy.effective());
+        assert!(!again.notes().iter().any(|note| note.why.starts_with("deprecated")));
+        let plugins = policy.effective()["plugins"].as_array().unwrap();
+        assert_eq!(plugins[5]["type"], "disagg-profile-handler");
+        let name = &plugins[5]["parameters"]["deciders"]["prefill"];
+        let decider = plugins.iter().find(|plugin| plugin["name"] == *name).unwrap();
+        (decider["type"].clone(), decider["parameters"]["nonCachedTokens"].clone())
+    };
+    let prefix = "prefix-based-pd-decider";
+    let named = json!({"deciderPluginName": "always-disagg-pd-decider", "prefixPluginName": "x"});
+    assert_eq!(read(named, &["always-disagg-pd-decider"]), (json!("always-disagg-pd-decider"), Value::Null));
+    assert_eq!(read(json!({"decodeProfile": "decode"}), &[prefix]), (json!(prefix), json!(0)), "its default");
+    assert_eq!(read(json!({"threshold": 100, "hashBlockSize": 5}), &[]), (json!(prefix), json!(100)));
+    assert_eq!(read(json!({"threshold": 0}), &[]), (json!("always-disagg-pd-decider"), Value::Null));
+    let wrong = |parameters: Value, deciders: &[&str]| old(parameters, deciders).unwrap_err();
+    let message = wrong(json!({"thresold": 1}), &[]);
+    assert!(message.starts_with("plugins[5].parameters.thresold: unknown field"), "{message}");
+    let message = wrong(json!({"threshold": 1}), &[prefix]);
+    assert!(message.starts_with("plugins[5].parameters.threshold: there is a decider"), "{message}");
+    let message = wrong(json!({"primaryPort": 8000}), &[]);
+    assert!(message.starts_with("plugins[5].parameters.primaryPort: list each rank"), "{message}");
+    let message = wrong(json!({"deciderPluginName": "x"}), &[]);
+    assert!(message.starts_with("plugins[5].parameters.deciderPluginName: no plugin is named"), "{message}");
+}
+
 #[test]
 fn mistakes_are_named_with_their_place() {
     let message = |value: Value| Policy::read(&value).unwrap_err().to_string();
@@ -280,7 +412,7 @@ fn mistakes_are_named_with_their_place() {
         (json!({"kind": KIND, "plugin": []}), "plugin: unknown field `plugin`"),
         (
             with(json!([{"type": "queue-scorr"}]), json!([])),
-            "plugins[0].type: unknown plugin \"queue-scorr\"; expected one of queue-scorer, ",
+            "plugins[0].type: unknown plugin `queue-scorr`, expected one of `queue-scorer`, ",
         ),
         (
             with(json!([{"type": "dcgm-data-source"}]), json!([])),
@@ -319,6 +451,10 @@ fn mistakes_are_named_with_their_place() {
             "schedulingProfiles[0].plugins[1].pluginRef: a second picker in one profile",
         ),
         (
+            json!({"kind": KIND, "plugins": [{"type": "max-score-picker"}, {"type": "random-picker"}]}),
+            "plugins[1].type: a second picker, and no profile says which is for what",
+        ),
+        (
             disagg(json!({"deciders": {"prefill": "x"}}), ("always-disagg-pd-decider", json!({}))),
             "plugins[5].parameters.deciders.prefill: no decider is named \"x\"",
         ),
@@ -344,6 +480,7 @@ fn what_is_done_elsewhere_is_accepted_and_said() {
             {"type": "kv-cache-scorer"},
             {"type": "precise-prefix-cache-producer", "parameters": {"kvEventsConfig": {"zmqEndpoint": "tcp://x"}}},
             {"type": "prefix-cache-scorer", "parameters": {"hashBlockSize": 64}},
+            {"type": "fcfs-ordering-policy"},
         ],
         "requestHandler": {"parsers": []},
         "schedulingProfiles": [{"name": "default", "plugins": [{"pluginRef": "kv-cache-scorer"}, {"pluginRef": "prefix-cache-scorer"}]}],
@@ -357,8 +494,57 @@ fn what_is_done_elsewhere_is_accepted_and_said() {
         "plugins[1].parameters.kvEventsConfig",
         "plugins[1].type",
         "plugins[2].parameters.hashBlockSize",
+        "plugins[3].type",
     ];
     assert_eq!(places, expected);
+}
+
+/// A configuration of these plugins and a profile of these references.
+fn profiled(plugins: Value, profiles: Value) -> Policy {
+    Policy::read(&json!({"kind": KIND, "plugins": plugins, "schedulingProfiles": profiles})).unwrap()
+}
+
+#[test]
+fn a_profile_without_a_picker_gets_the_one_that_is_declared() {
+    let one = json!([{"name": "a", "plugins": [{"pluginRef": "queue-scorer"}]}]);
+    let plugins = |picker: &str| json!([{"type": "queue-scorer"}, {"type": picker, "name": "own"}]);
+    let mut policy = profiled(plugins("random-picker"), one.clone());
+    policy.meet(&[]);
+    let counts = shares_of(&mut policy, &[engine(0, 0, 0, 0.0), engine(1, 9, 0, 0.0)], 400);
+    assert!(counts[1] > 100, "at random: {counts:?}");
+    assert_eq!(policy.effective()["schedulingProfiles"][0]["plugins"][1], json!({"pluginRef": "own"}));
+    assert!(policy.notes().is_empty());
+    let policy = profiled(json!([{"type": "queue-scorer"}]), one);
+    let implied = &policy.effective()["schedulingProfiles"][0]["plugins"][1];
+    assert_eq!(implied, &json!({"pluginRef": "max-score-picker"}));
+    assert_eq!(policy.effective()["plugins"][1]["type"], "max-score-picker");
+}
+
+#[test]
+fn what_is_declared_and_stands_nowhere_is_said() {
+    let places = |policy: Policy| policy.notes().iter().map(|note| note.at.clone()).collect::<Vec<_>>();
+    let plugins = json!([
+        {"type": "queue-scorer"}, {"type": "prefix-cache-scorer"}, {"type": "decode-filter"},
+        {"type": "max-score-picker"}, {"type": "random-picker"}, {"type": "always-disagg-pd-decider"},
+    ]);
+    let one =
+        json!([{"name": "a", "plugins": [{"pluginRef": "queue-scorer"}, {"pluginRef": "max-score-picker"}]}]);
+    let nothing = json!({"kind": KIND, "plugins": [{"type": "token-producer"}]});
+    assert_eq!(places(Policy::read(&nothing).unwrap()), ["plugins", "plugins[0].type"]);
+    let expected = ["plugins[1].type", "plugins[2].type", "plugins[4].type", "plugins[5].type"];
+    assert_eq!(places(profiled(plugins, one)), expected);
+    let always = || ("always-disagg-pd-decider", json!({}));
+    let split = json!({"deciders": {"prefill": "always-disagg-pd-decider"}});
+    assert!(places(Policy::read(&disagg(split, always())).unwrap()).is_empty());
+    let whole = Policy::read(&disagg(json!({}), always())).unwrap();
+    let expected = [
+        "schedulingProfiles[0]",
+        "plugins[1].type",
+        "plugins[2].type",
+        "plugins[4].type",
+        "plugins[5].parameters",
+    ];
+    assert_eq!(places(whole), expected);
 }
 
 #[test]

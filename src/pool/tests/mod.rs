@@ -230,7 +230,10 @@ fn wrong_configuration_is_refused_with_its_place() {
         }
     };
     assert!(message(json!({"lease_ms": 0}), &[]).starts_with("lease_ms: "));
-    assert!(message(json!({"policy": "fastest"}), &[]).starts_with("policy: unknown policy \"fastest\""));
+    assert!(
+        message(json!({"policy": "fastest"}), &[])
+            .starts_with("policy: unknown policy `fastest`, expected one of `least_prefill`, ")
+    );
     assert!(
         message(json!({}), &["10.0.0.1:80", "engine:80"])
             .starts_with("endpoints[1]: \"engine:80\" is not an IP")
