@@ -61,7 +61,7 @@ const EVENTS: Passed = &[
     ("speculativeIndexing", "what was sent counts as cached at once"),
     ("speculativeTTL", "what was sent counts as cached at once"),
     ("tokenProcessorConfig", "blocks are cut by `extract`"),
-    ("kvEventsConfig", "KV events are not read: the index is built from what was sent"),
+    ("kvEventsConfig", "the scorer's `precise` says whose KV events are read"),
     ("indexerConfig", "the index holds choose.index_tokens tokens per endpoint"),
 ];
 const TOKENS: Passed = &[
@@ -238,7 +238,7 @@ static PLUGINS: &[Plugin] = &[
         .passed(&[INDEX]),
     elsewhere(
         "precise-prefix-cache-producer",
-        "KV events are not read yet: the index is built from what was sent",
+        "the scorer's `precise` says whose KV events are read; without it the index is built from what was sent",
     )
     .passed(&[EVENTS]),
     elsewhere("inflight-load-producer", "leases count it, booked with the choice").passed(&[IN_FLIGHT]),
