@@ -18,7 +18,7 @@ use weir::wire::{Event, Reserve};
 use weir_scorer::admin;
 use weir_scorer::scorer::{Config, Scorer};
 
-const HOSTILE: &str = "<script>window.owned = 1</script>";
+const HOSTILE: &str = "<script>window.owned=1</script>";
 const HOSTILE_MODEL: &str = "<img src=x onerror='window.owned = 1'>\"'&amp;";
 
 async fn start(config: Value) -> (String, Arc<Scorer>) {
