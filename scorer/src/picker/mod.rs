@@ -5,7 +5,7 @@
 //! body says is read by the code that `extract` runs, the choice is made and booked in the book that the filters' gateways
 //! share, and the answer is read as `meter` reads it. So a pool may be behind both kinds of gateways at once.
 //!
-//! One gRPC stream is one request, and its [`Exchange`] is the whole of what is known of that. The stream ends with the
+//! One gRPC stream is one request, and its exchange is the whole of what is known of that. The stream ends with the
 //! request, however that ends: a client that leaves, an Envoy that is killed. The lease is in the exchange and ends with it.
 //!
 //! It has threads of its own, since reading bodies of a megabyte must not hold up a filter that asks for an endpoint.

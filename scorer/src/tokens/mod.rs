@@ -4,7 +4,7 @@
 //! as the engine does: by the model's chat template and its tokenizer. Both are read from the files that the engine reads.
 //! [`of_body`] does it, and where it cannot it says why ([`Unread`]): then the choice is made by what was sent before.
 //!
-//! It takes about a millisecond for 4 KB of prompt, and for a long one more than a gateway waits. So [`Reader`] does it on
+//! It takes the longer the longer the prompt is, and for a long one more than a gateway waits. So [`Reader`] does it on
 //! threads of its own, a few at a time, and not longer than it may.
 
 mod body;
