@@ -188,7 +188,7 @@ async fn while_the_scorer_dies_hangs_and_returns_open_goes_on_alone_and_closed_r
             let mut statuses = Vec::new();
             for turn in 0..30 {
                 let start = Instant::now();
-                let answer = send(&gateways[1], &format!("{how} {turn}"), &hundred(turn)).await;
+                let answer = send(&gateways[1], &format!("{how}-{turn}"), &hundred(turn)).await;
                 assert!(start.elapsed() < Duration::from_secs(5), "{mode}, {how}: {:?}", start.elapsed());
                 if answer.status() == 503 {
                     assert!(answer.headers().contains_key("retry-after"));
@@ -276,7 +276,7 @@ async fn while_the_store_dies_hangs_and_is_flushed_nothing_hangs_and_it_recovers
             sleep(Duration::from_millis(1_500)).await;
             for turn in 0..20 {
                 let start = Instant::now();
-                let answer = send(&gateways[turn % 2], &format!("{how} {turn}"), &hundred(turn)).await;
+                let answer = send(&gateways[turn % 2], &format!("{how}-{turn}"), &hundred(turn)).await;
                 assert!(start.elapsed() < Duration::from_secs(5), "{mode}, {how}: {:?}", start.elapsed());
                 let expected = if mode == "open" { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
                 assert_eq!(answer.status(), expected, "{mode}, {how}, {turn}");
@@ -324,7 +324,7 @@ async fn a_store_that_is_slow_talks_nonsense_or_fails_over_never_lets_more_than_
     let mut works = async |when: &str| {
         let admitted = async || {
             keys += 1;
-            send(&gateways[keys % 2], &format!("key {keys}"), &small(0)).await.status() == 200
+            send(&gateways[keys % 2], &format!("key-{keys}"), &small(0)).await.status() == 200
         };
         wait_until(when, SOON, admitted).await.unwrap();
     };
