@@ -48,39 +48,40 @@ pub(super) struct Metrics {
 impl Metrics {
     pub(super) fn new<'a>(pools: impl Iterator<Item = &'a str>) -> prometheus::Result<Self> {
         let registry = Registry::new();
-        let count = |name: &str, help: &str, label: &str| {
-            registered(&registry, IntCounterVec::new(Opts::new(name, help), &[label])?)
+        let count = |name: &str, help: &str, labels: &[&str]| {
+            registered(&registry, IntCounterVec::new(Opts::new(name, help), labels)?)
         };
         let reservations =
-            count("weir_scorer_reservations_total", "Requests given an endpoint and booked.", "pool")?;
+            count("weir_scorer_reservations_total", "Requests given an endpoint and booked.", &["pool"])?;
         let refused =
-            count("weir_scorer_refused_total", "Calls that were refused, by their reason.", "reason")?;
+            count("weir_scorer_refused_total", "Calls that were refused, by their reason.", &["reason"])?;
         let expired = count(
             "weir_scorer_leases_expired_total",
             "Leases whose end nobody reported; more than a few mean that a gateway died.",
-            "pool",
+            &["pool"],
         )?;
-        let trips = count("weir_scorer_trips_total", "Times that an endpoint went out.", "pool")?;
-        let shut =
-            count("weir_scorer_shut_total", "Requests that got no endpoint, because all were out.", "pool")?;
-        let turned_away = registered(
-            &registry,
-            IntCounterVec::new(
-                Opts::new("weir_scorer_turned_away_total", "Requests that got no endpoint, by the reason."),
-                &["pool", "reason"],
-            )?,
+        let trips = count("weir_scorer_trips_total", "Times that an endpoint went out.", &["pool"])?;
+        let shut = count(
+            "weir_scorer_shut_total",
+            "Requests that got no endpoint, because all were out.",
+            &["pool"],
+        )?;
+        let turned_away = count(
+            "weir_scorer_turned_away_total",
+            "Requests that got no endpoint, by the reason.",
+            &["pool", "reason"],
         )?;
         let turned_away_tokens = count(
             "weir_scorer_turned_away_tokens_total",
             "Prompt tokens of requests that got no endpoint.",
-            "pool",
+            &["pool"],
         )?;
         let prompt_tokens =
-            count("weir_scorer_prompt_tokens_total", "Prompt tokens of requests that got one.", "pool")?;
+            count("weir_scorer_prompt_tokens_total", "Prompt tokens of requests that got one.", &["pool"])?;
         let cached_tokens = count(
             "weir_scorer_cached_tokens_total",
             "Of these, the ones that were believed to be in its cache.",
-            "pool",
+            &["pool"],
         )?;
         let seconds = HistogramOpts::new(
             RESERVE_SECONDS,
@@ -91,7 +92,7 @@ impl Metrics {
         let scrapes = count(
             "weir_scorer_scrapes_total",
             "Endpoints asked how they are, by what came of it: good, unknown, failed.",
-            "outcome",
+            &["outcome"],
         )?;
         for outcome in Scraped::OUTCOMES {
             scrapes.with_label_values(&[outcome]);
@@ -103,14 +104,11 @@ impl Metrics {
         )?;
         let (shared_keys, store_up) = (registered(&registry, shared_keys)?, registered(&registry, store_up)?);
         let replicas = Gauges::new(&registry)?;
-        let exported = IntCounterVec::new(
-            Opts::new(
-                "weir_scorer_otel_total",
-                "Spans that a collector took (sent) or did not (dropped), and messages that failed.",
-            ),
+        let exported = count(
+            "weir_scorer_otel_total",
+            "Spans that a collector took (sent) or did not (dropped), and messages that failed.",
             &["outcome"],
         )?;
-        let exported = registered(&registry, exported)?;
         for pool in pools {
             reservations.with_label_values(&[pool]);
             for reason in Spilled::ALL.map(Spilled::name).into_iter().chain([NO_ENDPOINT]) {
