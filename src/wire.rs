@@ -2,7 +2,8 @@
 //!
 //! **Between filters**, facts and usage travel as Envoy filter state, one line of `key=value` each, so that the
 //! access log can print them (`%FILTER_STATE(wasm.weir.facts:PLAIN)%`); they hold no text of a prompt. For
-//! `pick` they go once more with the block hashes behind them: one read instead of two.
+//! `pick` they go once more with the block hashes behind them: one read instead of two. Where a scorer is to read prompts itself
+//! the body is there, too, until it has been asked.
 //!
 //! **Between `pick` and the scorer**, HTTP/1.1 with JSON: `docs/design.md` says why.
 
@@ -92,6 +93,9 @@ pub const FACTS: &str = "weir.facts";
 /// Filter state: the same facts, a line feed, and the chained block hashes, eight bytes each, little end first: all
 /// that `pick` needs in one read, since a read costs over a microsecond (`extract` writes).
 pub const BLOCKS: &str = "weir.blocks";
+/// Filter state: the body, unpacked, where a scorer reads prompts itself; empty again when it has been asked
+/// (`extract` writes, if told to).
+pub const BODY: &str = "weir.body";
 /// Filter state: what was chosen and why (`pick` writes).
 pub const PICK: &str = "weir.pick";
 /// Filter state: why it was chosen, as JSON: [`crate::pool::Why`] (`pick` writes, if told to).
@@ -493,6 +497,17 @@ impl Reserve {
     pub fn of(pool: &str, lease: u64, ask: &Ask<'_>) -> Self {
         let (pool, blocks) = (pool.to_owned(), Blocks(ask.blocks.to_vec()));
         Self { pool, lease, demand: ask.demand, trace: None, explain: false, blocks, events: Vec::new() }
+    }
+
+    /// The message, with the body of the request behind it unless that is empty.
+    pub fn write(&self, body: &[u8]) -> Vec<u8> {
+        let mut message = serde_json::to_vec(self).unwrap_or_default();
+        if !body.is_empty() {
+            message.reserve_exact(body.len().saturating_add(1));
+            message.push(b'\n');
+            message.extend_from_slice(body);
+        }
+        message
     }
 
     /// Reads a message, and says where the body of its request begins: behind it and a line feed. Where the body is not

@@ -18,7 +18,7 @@ impl Pick {
         let explain = self.explain || asking.facts.explain;
         let trace = asking.telemetry.as_ref().and_then(|telemetry| telemetry.trace.clone());
         let request = Reserve { explain, trace, ..Reserve::of(name, asking.lease.id, &ask) };
-        asking.asked = scorers.ask(host, order, &request);
+        asking.asked = scorers.ask(host, order, &request, &asking.body);
         asking.lease.asked |= asking.asked.is_some();
         asking.asked.is_some()
     }

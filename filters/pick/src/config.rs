@@ -49,6 +49,11 @@ pub struct Scorer {
     /// It is also told the trace context of requests (`traceparent`) and how their answers went, for its `otel`.
     #[serde(default)]
     pub telemetry: bool,
+    /// Bodies of up to so many bytes are sent to it, too: a scorer that knows what engines' caches hold (`precise`) needs the prompt
+    /// itself. 0, none is. `extract` must leave them (its `publish_body_bytes`; in `chain` that is seen to), and no more than
+    /// the scorer's `tokens.max_bytes` is of use.
+    #[serde(default)]
+    pub max_body_bytes: usize,
     /// Milliseconds for which it is left alone after a failure; then one request tries it again.
     #[serde(default = "Scorer::retry_ms")]
     pub retry_ms: NonZeroU64,

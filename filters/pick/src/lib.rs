@@ -1,6 +1,7 @@
 //! `pick`: chooses the endpoint of an inference request.
 //!
-//! It acts on facts and block hashes that `extract` published; it is handed no body. The choice, an ordered list of
+//! It acts on facts and block hashes that `extract` published; it is handed no body, and hands the one that `extract` left to a
+//! scorer that reads prompts itself. The choice, an ordered list of
 //! endpoints, goes into `x-gateway-destination-endpoint`, which the cluster's `override_host` load balancer
 //! follows: the first for the first attempt, the others for retries. Whatever the client, or anybody else, put
 //! there is removed, and nothing but an endpoint of the configured pool is ever set.
@@ -145,6 +146,8 @@ struct Asking {
     lease: Lease,
     facts: Facts,
     blocks: Vec<u64>,
+    /// For scorers that read prompts themselves; otherwise empty.
+    body: Vec<u8>,
     asked: Option<Asked>,
     telemetry: Option<Box<Telemetry>>,
 }
@@ -187,6 +190,7 @@ impl Filter for Pick {
     }
 
     fn request_headers(&mut self, stream: &mut Stream, host: &dyn Host, _end: bool) -> Flow {
+        let body = self.scorers.as_ref().map(|scorers| scorers.take_body(host)).unwrap_or_default();
         let known = host.property(&[wire::BLOCKS]).and_then(|bytes| wire::read_blocks(&bytes));
         // An adapter that no pool lists is served where its base is.
         let models = known.iter().flat_map(|(facts, _)| [&facts.model, &facts.base_model]).flatten();
@@ -204,7 +208,7 @@ impl Filter for Pick {
         let lease = Lease { pool, id: self.random.next(), asked: false, dialect, stream: as_stream };
         let telemetry = self.scorers.as_ref().filter(|scorers| scorers.telemetry());
         let telemetry = telemetry.map(|_| Box::new(Telemetry::begin(host, &facts)));
-        let mut asking = Asking { lease, facts, blocks, asked: None, telemetry };
+        let mut asking = Asking { lease, facts, blocks, body, asked: None, telemetry };
         let order = self.scorers.as_ref().map(|scorers| scorers.order(pool));
         if order.is_some_and(|order| self.ask(host, &mut asking, &order)) {
             stream.asking = Some(asking);

@@ -782,6 +782,30 @@ fn with_two(mode: &str) -> String {
 }
 
 #[test]
+fn a_scorer_that_reads_prompts_is_sent_the_body_as_is_every_other_that_is_asked_instead() {
+    let mut config: serde_json::Value = serde_json::from_str(&with_two("open")).unwrap();
+    config["scorer"]["max_body_bytes"] = 8.into();
+    let mut worker = Worker::new(&config.to_string());
+    let blocks = wire::write_blocks("dialect=chat stream=0 prompt_tokens=336 prompt_units=21 model=m", &[1]);
+    let behind = |exchange: &Exchange<Pick>| {
+        let call = exchange.see().calls().remove(0);
+        let (request, at) = Reserve::read(&call.body).unwrap();
+        assert_eq!(request.blocks.0, [1]);
+        String::from_utf8(call.body[at..].to_vec()).unwrap()
+    };
+    let mut exchange = worker.request(&[], &[(wire::BLOCKS, &*blocks), (wire::BODY, b"{\"a\":1}")], false);
+    assert_eq!(behind(&exchange), "{\"a\":1}");
+    worker.reply(&mut exchange, &[(":status", "503")], b"");
+    assert_eq!(behind(&exchange), "{\"a\":1}");
+    worker.reply(&mut exchange, &SCORER_200, &reserved(&["10.0.0.1:1"]));
+    assert_eq!(exchange.see().state(wire::BODY).unwrap(), "", "no copy stays while the answer is made");
+    worker.finish(exchange);
+    let long = worker.request(&[], &[(wire::BLOCKS, &*blocks), (wire::BODY, b"{\"a\":12}")], false);
+    assert_eq!((behind(&long).as_str(), long.see().state(wire::BODY).unwrap().as_str()), ("", ""));
+    worker.finish(long);
+}
+
+#[test]
 fn a_pool_is_asked_for_at_one_scorer_and_at_another_while_that_one_is_away() {
     let mut worker = Worker::new(&with_two("closed"));
     let asked = |exchange: &Exchange<Pick>| exchange.see().calls().remove(0).cluster;

@@ -5,6 +5,7 @@
 //! a filter by the filter's own `Config`, the rest of an Envoy document by the fields of Envoy's messages, and where
 //! an Envoy is at hand by that too. Every message is `FILE: path: why`, and all of them are given.
 
+mod bodies;
 mod clusters;
 mod envoy;
 mod fields;
@@ -65,6 +66,7 @@ pub fn text(text: &[u8]) -> Report {
                 self::document(document, &at, &mut report);
             }
             policy::adapters(&mut report);
+            bodies::check(&mut report);
         }
     }
     report

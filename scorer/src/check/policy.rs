@@ -44,11 +44,7 @@ pub(super) fn notes(value: &Value, at: &str, report: &mut Report) {
 
 /// Says where a policy goes by LoRA adapters and nothing in the same file says which models are adapters.
 pub(super) fn adapters(report: &mut Report) {
-    let config = |part: &Part, filter: &str| {
-        let own = (part.of == filter).then(|| (part.at.clone(), part.effective.clone()));
-        own.or_else(|| Some((join(&part.at, filter), part.effective.get(filter)?.clone())))
-    };
-    let extracts: Vec<_> = report.parts.iter().filter_map(|part| config(part, "extract")).collect();
+    let extracts = report.of_filter("extract");
     let knows = |(_, extract): &(String, Value)| {
         let adapters = extract.pointer("/request/adapters").and_then(Value::as_object);
         adapters.is_some_and(|adapters| !adapters.is_empty())
@@ -56,7 +52,7 @@ pub(super) fn adapters(report: &mut Report) {
     if extracts.is_empty() || extracts.iter().any(knows) {
         return;
     }
-    for (at, pick) in report.parts.iter().filter_map(|part| config(part, "pick")).collect::<Vec<_>>() {
+    for (at, pick) in report.of_filter("pick") {
         let pools = pick.get("pools").and_then(Value::as_array).into_iter().flatten().enumerate();
         let pools =
             pools.map(|(nth, pool)| (format!("pools[{nth}].choose.policy"), pool.pointer("/choose/policy")));

@@ -36,6 +36,15 @@ impl Report {
         self.warnings.push(Invalid::new(at, why));
     }
 
+    /// The places and the configurations of a filter, alone or as a part of `chain`.
+    pub(super) fn of_filter(&self, filter: &str) -> Vec<(String, Value)> {
+        let config = |part: &Part| match part.of == filter {
+            true => Some((part.at.clone(), part.effective.clone())),
+            false => Some((join(&part.at, filter), part.effective.get(filter)?.clone())),
+        };
+        self.parts.iter().filter_map(config).collect()
+    }
+
     /// The file's parts in a few words: `3 filters: extract, pick, meter`.
     pub fn summary(&self) -> String {
         let of = |what: &str| self.parts.iter().filter(|part| part.of == what).count();
