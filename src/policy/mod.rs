@@ -26,6 +26,7 @@ mod cache_aware;
 mod consistent_hash;
 mod dynamo;
 mod ewma;
+mod latency_based;
 mod least_kv;
 mod least_load;
 mod least_requests;

@@ -3,8 +3,8 @@
 use super::choose::{Policy, Profile, Scratch, Weighted};
 use super::pickers::{Any, Best, Next, OfTwo, Share, Turns};
 use super::{
-    Pick, Score, cache_aware, consistent_hash, dynamo, epp, ewma, least_kv, least_load, least_requests,
-    litellm, lmetric, lora, orca, prefill, weights,
+    Pick, Score, cache_aware, consistent_hash, dynamo, epp, ewma, latency_based, least_kv, least_load,
+    least_requests, litellm, lmetric, lora, orca, prefill, weights,
 };
 use crate::invalid::{Invalid, read_value};
 use serde::Serialize;
@@ -64,7 +64,7 @@ pub(super) const POLICIES: &[Row] = &[
     row("simple_shuffle", made::<litellm::SimpleShuffle, Share>).also(&["simple-shuffle"]),
     row("usage_based", made::<litellm::UsageBased, Best>)
         .also(&["usage-based-routing", "usage-based-routing-v2"]),
-    row("latency_based", made::<litellm::LatencyBased, Best>).also(&["latency-based-routing"]),
+    row("latency_based", made::<latency_based::LatencyBased, Best>).also(&["latency-based-routing"]),
     row("cost_based", made::<litellm::CostBased, Best>).also(&["cost-based-routing"]),
 ];
 

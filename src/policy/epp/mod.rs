@@ -21,6 +21,7 @@ mod no_hit_lru;
 mod pd;
 mod prefix;
 mod relative;
+mod residency;
 mod session;
 mod table;
 mod unused;
@@ -146,7 +147,7 @@ pub(super) fn read(value: &Value) -> Result<Policy, Invalid> {
         None => return Err(Invalid::new("schedulingProfiles", format!("no profile is named {name:?}"))),
     };
     let prefill = split.as_ref().map(|(.., prefill)| prefill.as_str());
-    let decider = split.as_ref().and_then(|(handler, ..)| handler.deciders.prefill.as_deref());
+    let decider = split.as_ref().and_then(|(handler, ..)| handler.decider());
     let runs: Vec<&str> = prefill.into_iter().chain([name.as_str()]).collect();
     notes.extend(unused::notes(&config, &instances, &runs, decider));
     let mut effective = vec![json!({ "name": name, "plugins": effective })];
@@ -291,20 +292,30 @@ fn arrange(config: &Config, instances: &[Instance], profiles: &mut Profiles) -> 
         Some(instance) => {
             let handler: Handler = read_value(instance.parameters.clone())?;
             let decode = handler.profiles.decode.clone();
-            let Some(decider) = &handler.deciders.prefill else { return Ok((decode, None)) };
-            let at = format!("{}.parameters.deciders.prefill", instance.at);
-            let named = instances.iter().find(|other| other.name == *decider);
-            let Some((named, make)) = named.and_then(|named| match named.plugin.make {
-                Make::Decider(make) => Some((named, make)),
-                _ => None,
-            }) else {
-                return Err(Invalid::new(at, format!("no decider is named {decider:?}")));
+            if !handler.splits() {
+                return Ok((decode, None));
+            }
+            let decider = match handler.decider() {
+                Some(name) => decider(name, instance, instances)?,
+                None => disagg::always(Value::Null)?,
             };
-            let decider = make(named.parameters.clone()).map_err(|invalid| invalid.within(&at))?;
             let prefill = handler.profiles.prefill.clone();
             Ok((decode, Some((handler, decider, prefill))))
         }
     }
+}
+
+/// The decider of that name, which `handler` asks for.
+fn decider(name: &str, handler: &Instance, instances: &[Instance]) -> Result<Box<dyn Decider>, Invalid> {
+    let at = format!("{}.parameters.deciders.prefill", handler.at);
+    let named = instances.iter().find(|other| other.name == name);
+    let Some((named, make)) = named.and_then(|named| match named.plugin.make {
+        Make::Decider(make) => Some((named, make)),
+        _ => None,
+    }) else {
+        return Err(Invalid::new(at, format!("no decider is named {name:?}")));
+    };
+    make(named.parameters.clone()).map_err(|invalid| invalid.within(&at))
 }
 
 /// A plugin whose whole configuration is itself.
