@@ -16,6 +16,7 @@ mod choose;
 mod each;
 mod epp;
 mod known;
+mod need;
 mod news;
 mod number;
 mod scale;
@@ -44,6 +45,7 @@ pub use choose::{Explained, Policy, Prefill, Step};
 pub use each::Each;
 pub use epp::is_config;
 pub use known::{Attributes, Known};
+pub use need::{Left, Need, Needed};
 pub use news::News;
 pub use slow_start::SlowStart;
 

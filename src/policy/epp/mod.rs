@@ -32,7 +32,7 @@ pub(super) use disagg::{NoPrefill, Split};
 use super::choose::{Policy, Profile, Scratch, Weighted};
 use super::number::Amount;
 use super::pickers::Best;
-use super::{Keep, Pick, Score};
+use super::{Keep, Needed, Pick, Score};
 use crate::invalid::{Invalid, read_value};
 use disagg::{Decider, Handler};
 use serde::{Deserialize, Serialize};
@@ -150,6 +150,7 @@ pub(super) fn read(value: &Value) -> Result<Policy, Invalid> {
     let decider = split.as_ref().and_then(|(handler, ..)| handler.decider());
     let runs: Vec<&str> = prefill.into_iter().chain([name.as_str()]).collect();
     notes.extend(unused::notes(&config, &instances, &runs, decider));
+    let needs = needs(&config, &instances, &runs);
     let mut effective = vec![json!({ "name": name, "plugins": effective })];
     let split = match split {
         Some((handler, decider, prefill)) => {
@@ -174,7 +175,21 @@ pub(super) fn read(value: &Value) -> Result<Policy, Invalid> {
         profile,
         split,
         notes,
+        needs,
     })
+}
+
+/// What the plugins need that stand in a profile that runs.
+fn needs(config: &Config, instances: &[Instance], runs: &[&str]) -> Vec<Needed> {
+    let running = config.scheduling_profiles.iter().filter(|listed| runs.contains(&listed.name.as_str()));
+    let names: Vec<&str> =
+        running.flat_map(|listed| &listed.plugins).map(|reference| reference.plugin_ref.as_str()).collect();
+    let named = instances.iter().filter(|instance| names.contains(&instance.name.as_str()));
+    let of = |Instance { at, plugin, .. }: &Instance| {
+        let (at, name) = (format!("{at}.type"), plugin.kind);
+        plugin.needs.iter().map(move |need| Needed { at: at.clone(), name, need: *need })
+    };
+    named.flat_map(of).collect()
 }
 
 /// The parts of the file whose work is done elsewhere.

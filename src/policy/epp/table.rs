@@ -1,7 +1,7 @@
 //! Every plugin of llm-d by its type.
 
 use super::super::pickers::{Any, Best, Share};
-use super::super::{Keep, Pick, Score};
+use super::super::{Keep, Need, Pick, Score};
 use super::disagg::{self, Decider, Handler};
 use super::{
     affinity, checked, context_length, keep, kv_cache, labels, latency, load, no_hit_lru, prefix, relative,
@@ -23,6 +23,8 @@ pub(super) struct Plugin {
     passed: &'static [Passed],
     /// Parameters that llm-d knows and that are not carried, as `profiles.encode`, with the reason.
     refused: Passed,
+    /// What it rests on.
+    pub(super) needs: &'static [Need],
     pub(super) make: Make,
     /// Reads its parameters and gives them back with defaults.
     check: fn(Value) -> Result<Value, Invalid>,
@@ -110,7 +112,7 @@ const SESSION: Passed = &[
 ];
 
 const fn row(kind: &'static str, make: Make, check: fn(Value) -> Result<Value, Invalid>) -> Plugin {
-    Plugin { kind, also: &[], passed: &[], refused: &[], make, check }
+    Plugin { kind, also: &[], passed: &[], refused: &[], needs: &[], make, check }
 }
 
 impl Plugin {
@@ -124,6 +126,10 @@ impl Plugin {
 
     const fn refused(self, refused: Passed) -> Self {
         Self { refused, ..self }
+    }
+
+    const fn needs(self, needs: &'static [Need]) -> Self {
+        Self { needs, ..self }
     }
 
     /// Reads parameters: gives them with defaults, and what is said of those that are another part's.
@@ -180,24 +186,29 @@ const fn flow_control(kind: &'static str) -> Plugin {
 static PLUGINS: &[Plugin] = &[
     // Scorers.
     row("queue-scorer", Make::Score(score::<relative::Waiting>), checked::<relative::Waiting>)
-        .also(&["queue"]),
+        .also(&["queue"])
+        .needs(&[Need::Signals]),
     row(
         "running-requests-size-scorer",
         Make::Score(score::<relative::Running>),
         checked::<relative::Running>,
     )
-    .also(&["running-requests-scorer"]),
+    .also(&["running-requests-scorer"])
+    .needs(&[Need::Signals]),
     row("kv-cache-utilization-scorer", Make::Score(score::<kv_cache::Free>), checked::<kv_cache::Free>)
-        .also(&["kv-cache-scorer"]),
+        .also(&["kv-cache-scorer"])
+        .needs(&[Need::Signals]),
     row("prefix-cache-scorer", Make::Score(score::<prefix::Prefix>), checked::<prefix::Prefix>)
         .also(&["prefix-cache", "precise-prefix-cache-scorer"])
         .passed(&[ONE_INDEX, INDEX, EVENTS]),
-    row("load-aware-scorer", Make::Score(score::<load::LoadAware>), checked::<load::LoadAware>),
+    row("load-aware-scorer", Make::Score(score::<load::LoadAware>), checked::<load::LoadAware>)
+        .needs(&[Need::Signals]),
     row("active-request-scorer", Make::Score(score::<load::ActiveRequests>), checked::<load::ActiveRequests>)
         .passed(&[IN_FLIGHT]),
     row("token-load-scorer", Make::Score(score::<load::TokenLoad>), checked::<load::TokenLoad>)
         .passed(&[IN_FLIGHT]),
-    row("lora-affinity-scorer", Make::Score(score::<LoraAffinity>), checked::<LoraAffinity>),
+    row("lora-affinity-scorer", Make::Score(score::<LoraAffinity>), checked::<LoraAffinity>)
+        .needs(&[Need::Adapters]),
     row("lmetric-scorer", Make::Score(score::<LMetric>), checked::<LMetric>).passed(&[ONE_INDEX, IN_FLIGHT]),
     row("no-hit-lru-scorer", Make::Score(score::<no_hit_lru::NoHitLru>), checked::<no_hit_lru::NoHitLru>)
         .passed(&[ONE_INDEX]),
@@ -223,12 +234,16 @@ static PLUGINS: &[Plugin] = &[
     row("session-affinity-filter", Make::Keep(keep::<session::Session>), checked::<session::Session>)
         .passed(&[SESSION]),
     row("utilization-filter", Make::Keep(keep::<utilization::Filter>), checked::<utilization::Filter>)
-        .passed(&[IN_FLIGHT]),
+        .passed(&[IN_FLIGHT])
+        .needs(&[Need::Signals]),
     row("active-request-filter", Make::Keep(keep::<utilization::Active>), checked::<utilization::Active>)
         .passed(&[IN_FLIGHT]),
-    row("utilization-detector", Make::Keep(keep::<utilization::Detector>), checked::<utilization::Detector>),
-    row("lora-residency-filter", Make::Keep(keep::<residency::Homes>), checked::<residency::Homes>),
-    row("served-model-filter", Make::Keep(keep::<residency::Served>), checked::<residency::Served>),
+    row("utilization-detector", Make::Keep(keep::<utilization::Detector>), checked::<utilization::Detector>)
+        .needs(&[Need::Signals]),
+    row("lora-residency-filter", Make::Keep(keep::<residency::Homes>), checked::<residency::Homes>)
+        .needs(&[Need::Signals, Need::Adapters]),
+    row("served-model-filter", Make::Keep(keep::<residency::Served>), checked::<residency::Served>)
+        .needs(&[Need::Models, Need::Adapters]),
     row("slo-headroom-tier-filter", Make::Keep(keep::<latency::Tier>), checked::<latency::Tier>),
     // Pickers.
     row("max-score-picker", Make::Pick(|_| Ok(Box::new(Best))), checked::<Picker>).also(&["max-score"]),

@@ -115,8 +115,8 @@ fn an_adapter_stays_at_its_homes_until_all_of_them_are_full() {
     assert_eq!(kept(&mut policy, &demand, &crowded), [2], "a new copy, where it can be");
     let mut bounded = filter("lora-residency-filter", json!({"maxReplicas": 2}), 4);
     assert_eq!(kept(&mut bounded, &demand, &crowded), [0, 1]);
-    let mut off = json!({"queueThreshold": 0, "kvCacheThreshold": 0});
-    assert_eq!(kept(&mut filter("lora-residency-filter", off.take(), 4), &demand, &crowded), [0, 1]);
+    let off = json!({"queueThreshold": 0, "kvCacheThreshold": 0});
+    assert_eq!(kept(&mut filter("lora-residency-filter", off, 4), &demand, &crowded), [0, 1]);
     let fleet = [all[0], with(Resident, full(1)), with(Room, full(2)), all[3]];
     assert_eq!(kept(&mut policy, &demand, &fleet), [0, 1], "nobody has room");
     let cold = [with(Room, at(0)), with(Room, at(1))];
@@ -129,7 +129,7 @@ fn an_adapter_stays_at_its_homes_until_all_of_them_are_full() {
 fn who_does_not_list_the_adapter_is_out() {
     use crate::policy::Adapter::{Absent, Resident, Room, Unknown};
     let demand = Demand { adapter: Some(7), ..DEMAND };
-    let mut keeps = |parameters: Value, adapters: &[crate::policy::Adapter]| {
+    let keeps = |parameters: Value, adapters: &[crate::policy::Adapter]| {
         let with =
             |(place, adapter): (usize, &crate::policy::Adapter)| Candidate { adapter: *adapter, ..at(place) };
         let all: Vec<Candidate> = adapters.iter().enumerate().map(with).collect();
