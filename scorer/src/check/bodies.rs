@@ -9,7 +9,7 @@ const LEFT: &str = "/publish_body_bytes";
 
 pub(super) fn check(report: &mut Report) {
     let bytes = |config: &Value, field: &str| config.pointer(field).and_then(Value::as_u64).unwrap_or(0);
-    let left = report.of_filter("extract").iter().map(|(_, extract)| bytes(extract, LEFT)).max();
+    let left = report.of("extract").iter().map(|(_, extract)| bytes(extract, LEFT)).max();
     // Without an `extract` in this file it is in another; `chain` has both and sees to it.
     let Some(left) = left else { return };
     for part in report.parts.iter().filter(|part| part.of == "pick") {

@@ -11,6 +11,7 @@ mod envoy;
 mod fields;
 mod filters;
 mod istio;
+mod needs;
 mod plugin;
 mod policy;
 mod report;
@@ -65,8 +66,8 @@ pub fn text(text: &[u8]) -> Report {
                 let at = if alone { String::new() } else { format!("documents[{at}]") };
                 self::document(document, &at, &mut report);
             }
-            policy::adapters(&mut report);
             bodies::check(&mut report);
+            needs::check(&mut report);
         }
     }
     report

@@ -36,11 +36,12 @@ impl Report {
         self.warnings.push(Invalid::new(at, why));
     }
 
-    /// The places and the configurations of a filter, alone or as a part of `chain`.
-    pub(super) fn of_filter(&self, filter: &str) -> Vec<(String, Value)> {
-        let config = |part: &Part| match part.of == filter {
-            true => Some((part.at.clone(), part.effective.clone())),
-            false => Some((join(&part.at, filter), part.effective.get(filter)?.clone())),
+    /// The places and the configurations of a filter or a scorer: by itself, or as one of the chain's.
+    pub(super) fn of(&self, name: &str) -> Vec<(String, Value)> {
+        let config = |part: &Part| match part.of {
+            of if of == name => Some((part.at.clone(), part.effective.clone())),
+            "chain" => Some((join(&part.at, name), part.effective.get(name)?.clone())),
+            _ => None,
         };
         self.parts.iter().filter_map(config).collect()
     }
