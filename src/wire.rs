@@ -50,6 +50,10 @@ pub const DESTINATION: &str = "x-gateway-destination-endpoint";
 pub const TRACEPARENT: &str = "traceparent";
 /// Header: how often Envoy may retry this request.
 pub const MAX_RETRIES: &str = "x-envoy-max-retries";
+/// Header: how many milliseconds Envoy gives an attempt to begin its answer.
+pub const PER_TRY_TIMEOUT: &str = "x-envoy-upstream-rq-per-try-timeout-ms";
+/// Header: `true` has Envoy send the next attempt after that time without ending this one.
+pub const HEDGE: &str = "x-envoy-hedge-on-per-try-timeout";
 
 /// Headers that steer the gateway and that a client may not set. Removed on entry, in every case.
 pub const CONTROL: [&str; 21] = [
@@ -71,8 +75,8 @@ pub const CONTROL: [&str; 21] = [
     "x-envoy-retriable-status-codes",
     "x-envoy-retriable-header-names",
     "x-envoy-upstream-rq-timeout-ms",
-    "x-envoy-upstream-rq-per-try-timeout-ms",
-    "x-envoy-hedge-on-per-try-timeout",
+    PER_TRY_TIMEOUT,
+    HEDGE,
     "x-envoy-upstream-alt-stat-name",
 ];
 

@@ -5,7 +5,7 @@
 //! | success | a status below 400, and an answer that came to its end | it serves |
 //! | neutral | other statuses of 4xx, 501; the client left | nothing: the endpoint did what was right |
 //! | busy | 429, 529, 503 with a `Retry-After`; a rate limit or overload inside a 200 | leave it alone for a while; it is not broken |
-//! | failure | all other statuses from 500 on; no connection, a lost one, no answer in time, an answer that broke off, an error or garbage inside a 200 | count it |
+//! | failure | all other statuses from 500 on; no connection, a lost one, no answer in time or a later one than a copy's, an answer that broke off, an error or garbage inside a 200 | count it |
 //!
 //! A too long prompt, answered with 400, is the commonest "error" of LLM engines, and a full queue the second: counting
 //! either as a failure takes healthy endpoints out of a pool.
@@ -29,16 +29,19 @@ pub enum Reason {
     Error,
     /// An answer of status 200 that is none.
     Garbage,
+    /// A copy of the request, sent elsewhere later, was answered first.
+    Slow,
 }
 
 impl Reason {
-    const ALL: [(Self, &'static str); 6] = [
+    const ALL: [(Self, &'static str); 7] = [
         (Self::Connect, "connect"),
         (Self::Reset, "reset"),
         (Self::Timeout, "timeout"),
         (Self::Cut, "cut"),
         (Self::Error, "error"),
         (Self::Garbage, "garbage"),
+        (Self::Slow, "slow"),
     ];
 
     /// As written in configuration and logs.

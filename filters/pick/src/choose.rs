@@ -118,6 +118,7 @@ impl Pick {
             }
             choice.order.truncate(pool.budget().left(host.now()).saturating_add(1));
         }
+        let hedge = self.pools.get(lease.pool).and_then(|(_, pool)| pool.hedge_after(lease.id, &choice.order));
         host.set_header(Of::Request, wire::DESTINATION, &choice.order.join(","));
         // Beyond the list Envoy would send retries wherever it likes.
         host.set_header(Of::Request, wire::MAX_RETRIES, &choice.order.len().saturating_sub(1).to_string());
@@ -134,6 +135,12 @@ impl Pick {
         if probe {
             line += " probe=1";
         }
+        if let Some(after) = hedge {
+            let millis = after.as_millis().max(1).to_string();
+            line += &format!(" hedge_ms={millis}");
+            host.set_header(Of::Request, wire::PER_TRY_TIMEOUT, &millis);
+            host.set_header(Of::Request, wire::HEDGE, "true");
+        }
         if let Some(Spill { to, reason, .. }) = spill {
             line += &format!(" spillover_to={to} spillover_reason={}", reason.name());
         }
@@ -147,6 +154,9 @@ impl Pick {
             self.peers.send(host, &message);
         }
         stream.attempts = Attempts::new(order, spill);
+        if let Some(after) = hedge {
+            stream.attempts.hedge(host.now(), after);
+        }
         stream.lease = Some(lease);
         Flow::Continue
     }

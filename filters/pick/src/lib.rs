@@ -77,6 +77,7 @@ struct PoolMetrics {
     trips: Metric,
     shut: Metric,
     retries: Metric,
+    hedges: Metric,
     spillovers: Metric,
     out: Metric,
     probes: Metric,
@@ -95,6 +96,7 @@ impl PoolMetrics {
             trips: define(Kind::Counter, "breaker_trips_total"),
             shut: define(Kind::Counter, "breaker_shut_total"),
             retries: define(Kind::Counter, "breaker_retries_total"),
+            hedges: define(Kind::Counter, "breaker_hedges_total"),
             spillovers: define(Kind::Counter, "pick_spillovers_total"),
             out: define(Kind::Gauge, "breaker_out"),
             probes: define(Kind::Gauge, "breaker_probes"),
@@ -280,6 +282,7 @@ impl Filter for Pick {
 
     fn response_headers(&mut self, stream: &mut Stream, host: &dyn Host, _end: bool) {
         let Some(lease) = stream.lease else { return };
+        stream.attempts.answered(host);
         let Some((_, pool)) = self.pools.get(lease.pool).filter(|(_, pool)| pool.spills()) else { return };
         let Some(served) = attempts::served(host) else { return };
         let Some((from, to, reason)) = stream.attempts.spillover(host, pool, &served) else { return };

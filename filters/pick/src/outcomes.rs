@@ -8,7 +8,7 @@ use weir::wire::Event;
 use weir_host::Host;
 
 impl Pick {
-    /// The attempts before the one at `address` have failed.
+    /// The attempts before the one at `address` have failed, or were slower.
     pub(crate) fn failed_before(
         &mut self,
         stream: &mut Stream,
@@ -16,17 +16,24 @@ impl Pick {
         lease: Lease,
         address: &str,
     ) {
-        let failed = stream.attempts.before(host, address);
-        if failed.is_empty() {
+        let passed = stream.attempts.before(host, address);
+        if passed.retries == 0 {
             return;
         }
         if let Some(metrics) = self.metrics.pools.get(lease.pool) {
-            host.add(metrics.retries, failed.len() as u64);
+            for (metric, count) in [
+                (metrics.retries, passed.retries.saturating_sub(passed.hedges)),
+                (metrics.hedges, passed.hedges),
+            ] {
+                if count > 0 {
+                    host.add(metric, count as u64);
+                }
+            }
         }
         if let Some((_, pool)) = self.pools.get(lease.pool) {
-            pool.budget().retried(failed.len());
+            pool.budget().retried(passed.retries);
         }
-        for (endpoint, outcome) in failed {
+        for (endpoint, outcome) in passed.outcomes {
             self.attempted(stream, host, lease, &endpoint, &outcome);
         }
     }

@@ -1,3 +1,5 @@
+mod hedge;
+
 use super::*;
 use serde_json::json;
 use std::rc::Rc;
