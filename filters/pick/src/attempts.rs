@@ -83,7 +83,8 @@ impl Attempts {
         let outcomes: Vec<_> =
             self.order.get(self.told..place).unwrap_or_default().iter().map(outcome).collect();
         self.told = self.told.max(place);
-        let slower = outcomes.iter().filter(|(_, outcome)| outcome.cause == Cause::Failed(Reason::Slow)).count();
+        let slower =
+            outcomes.iter().filter(|(_, outcome)| outcome.cause == Cause::Failed(Reason::Slow)).count();
         let mut passed = Passed { retries: outcomes.len(), hedges: slower, outcomes };
         if let Some(hedge) = &mut self.hedge
             && std::mem::take(&mut hedge.uncounted)

@@ -17,6 +17,7 @@
 mod attempts;
 mod choose;
 mod config;
+mod deadline;
 mod outcomes;
 mod peers;
 mod probes;
@@ -36,6 +37,7 @@ use scrape::Scrape;
 use std::time::Duration;
 use telemetry::Telemetry;
 use weir::breaker::{Outcome, Standing};
+use weir::instant::Instant;
 use weir::invalid::Invalid;
 use weir::policy::Candidate;
 use weir::pool::{Choice, LeaseId, Message, Pools};
@@ -55,6 +57,7 @@ pub struct Pick {
     scrape: Option<Scrape>,
     random: Random,
     metrics: Metrics,
+    deadline: config::Deadline,
     explain: bool,
 }
 
@@ -67,6 +70,7 @@ struct Metrics {
     foreign: Metric,
     no_scorer: Metric,
     too_long: Metric,
+    too_late: Metric,
     /// By the place of the pool.
     pools: Vec<PoolMetrics>,
 }
@@ -124,6 +128,8 @@ pub struct Stream {
     /// Where the answer comes from, once its first piece has come.
     served: Option<String>,
     attempts: Attempts,
+    /// When its client has gone, by its own word.
+    gone_at: Option<Instant>,
     /// Held while this request, which was sent by a choice made here, tries an endpoint.
     slot: Option<Slot>,
     /// What the scorer is to hear at its end.
@@ -202,6 +208,10 @@ impl Filter for Pick {
         let too_long = self.pools.get(pool).and_then(|(_, pool)| pool.too_long(&facts.ask(&blocks).demand));
         if let Some(most) = too_long {
             return self.refuse_long(host, &facts, most);
+        }
+        let left = self.deadline.left(host, facts.timeout_ms);
+        if let Some(left) = left.filter(|left| left.time.is_zero()) {
+            return self.refuse_late(host, &facts, left.of_ms);
         }
         let lease = Lease { pool, id: self.random.next(), asked: false, dialect, stream: as_stream };
         let telemetry = self.scorers.as_ref().filter(|scorers| scorers.telemetry());
@@ -417,6 +427,7 @@ impl Pick {
             scrape: config.signals.clone().map(scrape),
             peers,
             explain: config.explain,
+            deadline: config.deadline,
             scorers: config
                 .scorer
                 .map(|scorer| Scorers::new(scorer, config.pools.iter().map(|pool| pool.name.as_str()))),
@@ -429,6 +440,7 @@ impl Pick {
                 foreign: count("weir_pick_foreign_endpoint_total"),
                 no_scorer: count("weir_pick_no_scorer_total"),
                 too_long: count("weir_pick_too_long_total"),
+                too_late: count("weir_pick_too_late_total"),
                 pools: config.pools.iter().map(|spec| PoolMetrics::define(host, &spec.name)).collect(),
             },
         })

@@ -2,7 +2,7 @@
 
 use crate::attempts;
 use crate::{Lease, Pick, Stream};
-use weir::breaker::{Class, Moved, Outcome};
+use weir::breaker::{Cause, Class, Moved, Outcome, Reason};
 use weir::pool::{Answered, LeaseId, Message};
 use weir::wire::Event;
 use weir_host::Host;
@@ -43,7 +43,12 @@ impl Pick {
     pub(crate) fn over(&mut self, stream: &mut Stream, host: &dyn Host, lease: Lease) -> Option<Answered> {
         let served = stream.served.take().or_else(|| attempts::served(host))?;
         self.failed_before(stream, host, lease, &served);
-        let outcome = attempts::last(host, lease.dialect, stream.first_token);
+        let mut outcome = attempts::last(host, lease.dialect, stream.first_token);
+        // That a client is in a hurry is no fault of the endpoint's.
+        let hurried = stream.gone_at.is_some_and(|at| host.now() >= at);
+        if hurried && outcome.cause == Cause::Failed(Reason::Timeout) {
+            outcome = Outcome::gone();
+        }
         self.attempted(stream, host, lease, &served, &outcome);
         let wants = self.pools.get(lease.pool).map(|(_, pool)| pool.wants())?;
         // A client that left says nothing of the endpoint.

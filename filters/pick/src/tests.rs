@@ -1,3 +1,4 @@
+mod deadline;
 mod hedge;
 
 use super::*;

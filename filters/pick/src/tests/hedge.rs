@@ -138,8 +138,7 @@ fn copies_are_paid_from_the_budget_of_retries_and_none_goes_out_without_it() {
 
 #[test]
 fn nobody_is_sent_to_a_later_group_for_being_served_sooner() {
-    let mut config: serde_json::Value =
-        serde_json::from_str(&config(json!({"min_requests": 1}))).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&config(json!({"min_requests": 1}))).unwrap();
     config["pools"][0]["attributes"] = json!({"10.0.0.3:1": {"priority": 1}});
     let mut worker = Worker::new(&config.to_string());
     for _ in 0..9 {
