@@ -10,6 +10,7 @@
 //! A too long prompt, answered with 400, is the commonest "error" of LLM engines, and a full queue the second: counting
 //! either as a failure takes healthy endpoints out of a pool.
 
+use crate::response::BROKEN_OFF;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -106,6 +107,7 @@ impl Outcome {
         let says = |words: &[&str]| words.iter().any(|word| kind.contains(word));
         match kind.parse::<u16>() {
             Ok(status @ 400..=599) => Self::of_status(status, None),
+            _ if kind == BROKEN_OFF => Self::failed(Reason::Cut),
             _ if says(&["rate_limit", "ratelimit", "too_many_requests", "toomanyrequests"]) => {
                 Self::of_status(429, None)
             }
@@ -211,6 +213,7 @@ mod tests {
             ("RateLimitError", Class::Busy),
             ("overloaded_error", Class::Busy),
             ("429", Class::Busy),
+            (BROKEN_OFF, Class::Failure),
             ("InternalServerError", Class::Failure),
             ("api_error", Class::Failure),
             ("500", Class::Failure),
