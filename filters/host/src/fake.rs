@@ -204,7 +204,7 @@ impl<F: Filter> Worker<F> {
         if declared::<F>(Callback::ResponseHeaders) {
             exchange.fake.response_open.set(true);
             self.filter.response_headers(&mut exchange.stream, &exchange.fake, false);
-            exchange.fake.response_open.set(false);
+            exchange.fake.response_open.set(exchange.fake.holds_answer.get());
         }
     }
 
@@ -215,6 +215,8 @@ impl<F: Filter> Worker<F> {
             let piece = Body { len: bytes.len(), end };
             self.filter.response_body(&mut exchange.stream, &exchange.fake, piece);
         }
+        exchange.fake.holds_answer.set(false);
+        exchange.fake.response_open.set(false);
         exchange.fake.piece.take()
     }
 
@@ -337,6 +339,7 @@ pub struct Fake {
     response: RefCell<Vec<(String, String)>>,
     request_open: Cell<bool>,
     response_open: Cell<bool>,
+    holds_answer: Cell<bool>,
     body: RefCell<Vec<u8>>,
     body_open: Cell<bool>,
     piece: RefCell<Vec<u8>>,
@@ -362,6 +365,7 @@ impl Fake {
             response: RefCell::default(),
             request_open: Cell::new(false),
             response_open: Cell::new(false),
+            holds_answer: Cell::new(false),
             body: RefCell::default(),
             body_open: Cell::new(false),
             piece: RefCell::default(),
@@ -422,6 +426,11 @@ impl Fake {
     /// The answer that the filter gave itself.
     pub fn answer(&self) -> Option<Answer> {
         self.answer.borrow().clone()
+    }
+
+    /// Whether the answer's headers wait for its body.
+    pub fn holds_answer(&self) -> bool {
+        self.holds_answer.get()
     }
 
     /// Calls made for this stream.
@@ -505,6 +514,11 @@ impl Host for Fake {
         let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let answer = Answer { status, headers, body: String::from_utf8_lossy(body).into_owned() };
         assert!(self.answer.replace(Some(answer)).is_none(), "answered twice");
+    }
+
+    fn hold_answer(&self) {
+        assert!(self.response_open.get(), "the answer's headers have gone on, or have not come");
+        self.holds_answer.set(true);
     }
 
     fn call(&self, call: &Call<'_>) -> Option<u32> {

@@ -140,6 +140,9 @@ pub trait Host {
         let headers: Vec<_> = [("content-type", "application/json")].into_iter().chain(headers).collect();
         self.respond(status, &headers, body.as_bytes());
     }
+    /// Within [`Filter::response_headers`]: they go on with the first piece of the body, and until its callback is over can be changed.
+    /// Only with `allow_on_headers_stop_iteration`, or nothing will ever go on.
+    fn hold_answer(&self);
     /// Makes a call and gives its number. Within a stream its answer comes to [`Filter::reply`], elsewhere to
     /// [`Filter::told`]. `None` when nothing was sent and nothing will come.
     fn call(&self, call: &Call<'_>) -> Option<u32>;

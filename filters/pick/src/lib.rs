@@ -18,6 +18,7 @@
 mod attempts;
 mod choose;
 mod config;
+mod deadline;
 mod outcomes;
 mod peers;
 mod probes;
@@ -37,6 +38,7 @@ use scrape::Scrape;
 use std::time::Duration;
 use telemetry::Telemetry;
 use weir::breaker::{Outcome, Standing};
+use weir::instant::Instant;
 use weir::invalid::Invalid;
 use weir::policy::Candidate;
 use weir::pool::{Choice, LeaseId, Message, Pools};
@@ -56,6 +58,7 @@ pub struct Pick {
     scrape: Option<Scrape>,
     random: Random,
     metrics: Metrics,
+    deadline: config::Deadline,
     explain: bool,
 }
 
@@ -68,6 +71,7 @@ struct Metrics {
     foreign: Metric,
     no_scorer: Metric,
     too_long: Metric,
+    too_late: Metric,
     /// By the place of the pool.
     pools: Vec<PoolMetrics>,
 }
@@ -78,6 +82,7 @@ struct PoolMetrics {
     trips: Metric,
     shut: Metric,
     retries: Metric,
+    hedges: Metric,
     spillovers: Metric,
     out: Metric,
     probes: Metric,
@@ -96,6 +101,7 @@ impl PoolMetrics {
             trips: define(Kind::Counter, "breaker_trips_total"),
             shut: define(Kind::Counter, "breaker_shut_total"),
             retries: define(Kind::Counter, "breaker_retries_total"),
+            hedges: define(Kind::Counter, "breaker_hedges_total"),
             spillovers: define(Kind::Counter, "pick_spillovers_total"),
             out: define(Kind::Gauge, "breaker_out"),
             probes: define(Kind::Gauge, "breaker_probes"),
@@ -123,6 +129,8 @@ pub struct Stream {
     /// Where the answer comes from, once its first piece has come.
     served: Option<String>,
     attempts: Attempts,
+    /// When its client has gone, by its own word.
+    gone_at: Option<Instant>,
     /// Held while this request, which was sent by a choice made here, tries an endpoint.
     slot: Option<Slot>,
     /// What the scorer is to hear at its end.
@@ -205,6 +213,10 @@ impl Filter for Pick {
         if let Some(most) = too_long {
             return self.refuse_long(host, &facts, most);
         }
+        let left = self.deadline.left(host, facts.timeout_ms);
+        if let Some(left) = left.filter(|left| left.time.is_zero()) {
+            return self.refuse_late(host, &facts, left.of_ms);
+        }
         let lease = Lease { pool, id: self.random.next(), asked: false, dialect, stream: as_stream };
         let telemetry = self.scorers.as_ref().filter(|scorers| scorers.telemetry());
         let telemetry = telemetry.map(|_| Box::new(Telemetry::begin(host, &facts)));
@@ -284,6 +296,7 @@ impl Filter for Pick {
 
     fn response_headers(&mut self, stream: &mut Stream, host: &dyn Host, _end: bool) {
         let Some(lease) = stream.lease else { return };
+        stream.attempts.answered(host);
         let Some((_, pool)) = self.pools.get(lease.pool).filter(|(_, pool)| pool.spills()) else { return };
         let Some(served) = attempts::served(host) else { return };
         let Some((from, to, reason)) = stream.attempts.spillover(host, pool, &served) else { return };
@@ -418,6 +431,7 @@ impl Pick {
             scrape: config.signals.clone().map(scrape),
             peers,
             explain: config.explain,
+            deadline: config.deadline,
             scorers: config
                 .scorer
                 .map(|scorer| Scorers::new(scorer, config.pools.iter().map(|pool| pool.name.as_str()))),
@@ -430,6 +444,7 @@ impl Pick {
                 foreign: count("weir_pick_foreign_endpoint_total"),
                 no_scorer: count("weir_pick_no_scorer_total"),
                 too_long: count("weir_pick_too_long_total"),
+                too_late: count("weir_pick_too_late_total"),
                 pools: config.pools.iter().map(|spec| PoolMetrics::define(host, &spec.name)).collect(),
             },
         })

@@ -1,3 +1,6 @@
+mod deadline;
+mod hedge;
+
 use super::*;
 use serde_json::json;
 use std::rc::Rc;
