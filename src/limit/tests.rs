@@ -334,6 +334,25 @@ fn the_estimate_learns_what_answers_come_to() {
     assert_eq!(cost.estimate(&facts(10, Some(5)), &of(1)).cost.tokens, 15_000);
 }
 
+#[test]
+fn what_the_engine_must_write_is_reserved_where_less_was_expected_and_must_fit() {
+    let json = r#"{"limits":[],"cost":{"output_tokens":100,"reserve":"usual"}}"#;
+    let cost = Cost::new(invalid::read::<Config>(json.as_bytes()).unwrap().cost).unwrap();
+    let estimate = |most, least| {
+        let estimate = cost.estimate(&Facts { min_output_tokens: least, ..facts(10, most) }, &[]);
+        (estimate.cost.tokens / 1_000, estimate.firm.tokens / 1_000)
+    };
+    assert_eq!(estimate(None, 0), (110, 10));
+    assert_eq!(estimate(None, 50), (110, 60));
+    assert_eq!(estimate(None, 300), (310, 310));
+    assert_eq!(estimate(Some(1_000), 300), (310, 310));
+    // Engines refuse this one.
+    assert_eq!(estimate(Some(20), 300), (30, 30));
+    let (limits, store) = (limits(MINUTE), Memory::default());
+    let far = Facts { min_output_tokens: 991, ..facts(10, None) };
+    assert_eq!(denied(ask(&limits, &store, "k", &far, secs(0))).reason, Reason::TooLarge);
+}
+
 /// Answers of this many tokens to a key, one after the other.
 fn taught(limits: &mut Limits, store: &Memory, user: &str, facts: &Facts, output: u64, times: u64) {
     for turn in 0..times {
