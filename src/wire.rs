@@ -397,6 +397,7 @@ pub fn write_facts(facts: &Facts) -> String {
     );
     for (key, number) in [
         ("max_output_tokens", facts.max_output_tokens),
+        ("min_output_tokens", Some(facts.min_output_tokens).filter(|least| *least > 0)),
         ("thinking_tokens", facts.thinking_tokens),
         ("slo_ttft_ms", facts.slo_ttft_ms),
         ("slo_tpot_ms", facts.slo_tpot_ms),
@@ -453,6 +454,7 @@ pub fn read_facts(line: &str) -> Option<Facts> {
             ("prompt_tokens", n) => facts.prompt_tokens = number(n)?,
             ("prompt_units", n) => facts.prompt_units = number(n)?,
             ("max_output_tokens", n) => facts.max_output_tokens = Some(number(n)?),
+            ("min_output_tokens", n) => facts.min_output_tokens = number(n)?,
             ("choices", n) => facts.choices = Some(number(n)?).filter(|n| *n > 0),
             ("thinking_tokens", n) => facts.thinking_tokens = Some(number(n)?),
             ("slo_ttft_ms", n) => facts.slo_ttft_ms = Some(number(n)?),
@@ -689,6 +691,7 @@ mod tests {
             prompt_tokens: 12,
             prompt_units: 1,
             max_output_tokens: Some(7),
+            min_output_tokens: 2,
             choices: Some(3),
             effort: Some("low".into()),
             thinking_tokens: Some(3),

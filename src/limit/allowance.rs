@@ -139,7 +139,7 @@ impl Allowance {
             }
             claimed.push(Claimed {
                 limit: view.limit,
-                window_ms: view.span.millis(),
+                window_ms: view.span.millis(now),
                 keep: part.amount,
                 used: view.used,
                 reset_ms: millis(view.reset),

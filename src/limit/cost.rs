@@ -11,8 +11,9 @@
 //!
 //! **The estimate** is the prompt, as `extract` estimates its tokens ([`crate::request::Ratios`]), none of it cached; and
 //! the output, by the client's bound (`max_tokens`), as OpenAI's and Anthropic's limits have it. Without a bound it is
-//! what answers of this model usually come to (`usual.rs`), and `output_tokens` until that is known, for each choice. An
-//! estimate without a bound may be wrong by much, so it never makes a request too large: it is cut to what the limits allow.
+//! what answers of this model usually come to (`usual.rs`), and `output_tokens` until that is known, for each choice; and no less
+//! than the client has the engine write (`min_tokens`), which is no guess. A guess may be wrong by much, so it never makes a
+//! request too large: it is cut to what the limits allow.
 
 use super::money::Prices;
 use super::usual::Usual;
@@ -251,14 +252,16 @@ impl Cost {
     pub(super) fn estimate(&self, facts: &Facts, teacher: &[Hold]) -> Estimate {
         let model = facts.model.as_deref();
         let input = u64::from(facts.prompt_tokens);
+        // It will be written for certain, so it is no guess.
+        let least = u64::from(facts.min_output_tokens);
         let expected = || {
             let one = self.usual.output(model, teacher, u64::from(self.config.output_tokens.get()));
-            one.saturating_mul(facts.choices.map_or(u64::MAX, u64::from))
+            one.saturating_mul(facts.choices.map_or(u64::MAX, u64::from)).max(least)
         };
         let (output, firm) = match (facts.max_output_tokens.map(u64::from), self.config.reserve) {
             (Some(bound), Reserve::Bound) => (bound, bound),
-            (Some(bound), Reserve::Usual) => (bound.min(expected()), 0),
-            (None, _) => (expected(), 0),
+            (Some(bound), Reserve::Usual) => (bound.min(expected()), bound.min(least)),
+            (None, _) => (expected(), least),
         };
         Estimate {
             cost: self.most(model, input, output),

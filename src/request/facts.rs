@@ -24,6 +24,8 @@ pub struct Facts {
     pub prompt_units: u32,
     /// The most output tokens the client allows over all choices; `None` when it set no bound.
     pub max_output_tokens: Option<u32>,
+    /// The fewest output tokens that it asks for, over all choices (vLLM's `min_tokens`); 0 when it does not say.
+    pub min_output_tokens: u32,
     /// Answers asked for, over all prompts; `None` when nobody knows.
     pub choices: Option<u32>,
     /// How hard the model shall think, in the API's word.
@@ -66,6 +68,7 @@ impl Facts {
             prompt_tokens: 0,
             prompt_units: 0,
             max_output_tokens: None,
+            min_output_tokens: 0,
             choices: Some(1),
             effort: None,
             thinking_tokens: None,
@@ -91,6 +94,7 @@ impl Facts {
             model,
             stream: body.stream,
             max_output_tokens: dialect.output_bound(body),
+            min_output_tokens: dialect.output_floor(body),
             choices: dialect.choices(body),
             effort: body.effort().and_then(|text| word(&text)),
             thinking_tokens: body.thinking_tokens().map(|most| u32::try_from(most).unwrap_or(u32::MAX)),
