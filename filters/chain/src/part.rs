@@ -155,6 +155,9 @@ impl Host for Part<'_> {
     fn dequeue(&self, queue: u32) -> Option<Vec<u8>> {
         self.host.dequeue(queue)
     }
+    fn hold_answer(&self) {
+        self.host.hold_answer();
+    }
     fn park(&self) {
         self.host.park();
     }
