@@ -108,18 +108,16 @@ impl Scorer {
     /// Checks what is said of mode `push`.
     fn check(&self) -> Result<(), Invalid> {
         const MOST_MS: u64 = 1_000;
-        let [push, trust, timeout] = [self.push_ms, self.trust_ms, self.timeout_ms].map(NonZeroU64::get);
+        let [push, trust] = [self.push_ms, self.trust_ms].map(NonZeroU64::get);
         if self.mode == Mode::Ask {
             return Ok(());
         }
         if push > MOST_MS {
             return Err(Invalid::new("push_ms", format!("{push} is more than {MOST_MS}")));
         }
-        let least = push.saturating_add(timeout);
+        let least = push.saturating_mul(4);
         if trust < least {
-            let why = format!(
-                "{trust} is less than push_ms and timeout_ms together, {least}: one slow answer would end the trust"
-            );
+            let why = format!("{trust} is less than four times push_ms, {least}: a call or two that are late would end the trust");
             return Err(Invalid::new("trust_ms", why));
         }
         if self.telemetry {

@@ -255,7 +255,8 @@ impl Pick {
             push.due = host.now();
         }
         let now = host.now();
-        if !told.frames.is_empty() || now.since(push.passed_on) >= SIGN {
+        let says = told.then != told.after || !told.frames.is_empty();
+        if says || now.since(push.passed_on) >= SIGN {
             push.passed_on = now;
             self.peers.send_bytes(host, &[&[PASSED_ON], body].concat());
         }
@@ -316,3 +317,6 @@ impl Pick {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
