@@ -184,7 +184,7 @@ impl Listeners {
     }
 
     /// Lets go of those who have gone, and of what all have heard.
-    fn forget(&mut self, now: Instant) {
+    pub fn forget(&mut self, now: Instant) {
         self.each.retain(|_, one| now.since(one.asked) < SILENCE);
         let wanted = self.each.values().map(|one| one.upto).min().unwrap_or_else(|| self.next());
         while self.first < wanted && !self.log.is_empty() {

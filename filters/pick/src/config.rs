@@ -117,7 +117,9 @@ impl Scorer {
         }
         let least = push.saturating_mul(4);
         if trust < least {
-            let why = format!("{trust} is less than four times push_ms, {least}: a call or two that are late would end the trust");
+            let why = format!(
+                "{trust} is less than four times push_ms, {least}: a call or two that are late would end the trust"
+            );
             return Err(Invalid::new("trust_ms", why));
         }
         if self.telemetry {

@@ -266,12 +266,13 @@ impl Scorer {
         }
     }
 
-    /// Ends the leases whose time is up.
+    /// Ends the leases whose time is up, and forgets the proxies that have gone.
     pub fn expire(&self) {
         let now = self.clock.now();
         for (name, pool) in self.pools().iter_mut() {
             self.metrics.expired(name, pool.expire(now));
         }
+        self.listeners().forget(now);
     }
 
     /// Gives every pool the endpoints that a configuration, accepted as a whole, has for it.

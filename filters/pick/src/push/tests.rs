@@ -288,7 +288,9 @@ fn what_is_told_of_one_of_its_own_leases_does_not_end_it() {
         let asked = tick(&mut worker, &mut hub);
         let frames = Asking::decode(&asked[0].body).unwrap().frames;
         let named = frames.iter().filter(|frame| frame.kind == Kind::Whole).flat_map(|frame| &frame.messages);
-        let own = |message: &&Message| matches!(message, Message::Outstanding { lease: Outstanding { owner: None, .. }, .. });
+        let own = |message: &&Message| {
+            matches!(message, Message::Outstanding { lease: Outstanding { owner: None, .. }, .. })
+        };
         assert_eq!(named.filter(own).count(), 1);
     }
     assert_eq!((hub.leases(), hub.world.metric("weir_pick_leases;pool=p")), (1, 1));
@@ -342,7 +344,10 @@ fn what_makes_no_sense_of_the_mode_is_named() {
         (json!({"mode": "pull"}), "scorer.mode: unknown variant `pull`, expected `ask` or `push`"),
         (json!({"push_ms": 0}), "scorer.push_ms: "),
         (json!({"push_ms": 1001, "trust_ms": 9000}), "scorer.push_ms: 1001 is more than 1000"),
-        (json!({"push_ms": 100, "trust_ms": 399}), "scorer.trust_ms: 399 is less than four times push_ms, 400"),
+        (
+            json!({"push_ms": 100, "trust_ms": 399}),
+            "scorer.trust_ms: 399 is less than four times push_ms, 400",
+        ),
         (json!({"telemetry": true}), "scorer.telemetry: in mode push the scorer is not asked"),
     ] {
         let said = message(scorer);
