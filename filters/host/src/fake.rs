@@ -282,6 +282,11 @@ impl<F: Filter> Worker<F> {
         self.root.calls.take()
     }
 
+    /// Somebody sends to a queue.
+    pub fn send(&self, queue: u32, message: &[u8]) {
+        self.root.enqueue(queue, message);
+    }
+
     /// Delivers what waits in the queues of this worker.
     pub fn hear(&mut self, queue: u32) {
         self.filter.message(&self.root, queue);

@@ -1,8 +1,10 @@
-//! The scorer: the pools of the core, shared by many gateways, behind four small calls.
+//! The scorer: the pools of the core, shared by many gateways, behind a few small calls.
 //!
 //! One gateway knows only its own load. Several that share a pool ask here, and choosing stays one step with
 //! booking, because there is one book: [`weir::pool::Pools`] behind one lock, held for the microseconds of a
 //! choice and never across an await. One thread is enough, and more would only wait for each other.
+//!
+//! Gateways that rather choose by themselves are told all that happens, and tell what they do (`news.rs`).
 //!
 //! Limits that gateways share are kept here too, in memory or in a store that several scorers share (`shares.rs`).
 //!
@@ -17,6 +19,7 @@ mod config;
 mod decisions;
 mod gauges;
 mod metrics;
+mod news;
 mod precise;
 mod replicas;
 mod routes;
