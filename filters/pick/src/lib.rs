@@ -14,6 +14,7 @@
 //!
 //! A lease ends in the log callback and nowhere else: it comes to every stream, however it ended.
 
+mod active;
 mod attempts;
 mod choose;
 mod config;
@@ -29,6 +30,7 @@ mod telemetry;
 
 pub use config::Config;
 
+use active::Active;
 use attempts::Attempts;
 use peers::{BEAT, Peers};
 use probes::Slot;
@@ -55,6 +57,7 @@ pub struct Pick {
     peers: Peers,
     scorers: Option<Scorers>,
     scrape: Option<Scrape>,
+    active: Active,
     random: Random,
     metrics: Metrics,
     deadline: config::Deadline,
@@ -360,7 +363,9 @@ impl Filter for Pick {
     }
 
     fn told(&mut self, host: &dyn Host, call: u32, reply: Reply) {
-        if let Some(scrape) = self.scrape.as_mut().filter(|scrape| scrape.called(call)) {
+        if self.active.called(call) {
+            self.probed(host, call, &reply);
+        } else if let Some(scrape) = self.scrape.as_mut().filter(|scrape| scrape.called(call)) {
             if let Some((endpoint, report)) = scrape.told(host, call, &reply, &mut self.random) {
                 let said = Message::Said { endpoint, report };
                 self.peers.send(host, &said);
@@ -396,6 +401,7 @@ impl Filter for Pick {
                 }
             }
         }
+        self.probe_actively(host);
         self.peers.keep_up(host);
         if let (Some(scrape), Some(own)) = (&mut self.scrape, self.peers.own()) {
             scrape.ask(host, own, &mut self.random);
@@ -425,6 +431,7 @@ impl Pick {
         Ok(Self {
             pools: config.pools(random.next())?,
             scrape: config.signals.clone().map(scrape),
+            active: Active::new(&config.pools),
             peers,
             explain: config.explain,
             deadline: config.deadline,
