@@ -38,6 +38,8 @@ pub struct Facts {
     pub slo_tpot_ms: Option<u32>,
     /// How often it has been tried before, by the client's library or by a proxy on the way here, as they say.
     pub retries: u32,
+    /// Milliseconds that the client gives it, from its first byte to the end of the answer.
+    pub timeout_ms: Option<u32>,
     /// Somebody who may is to be told why the request went where it did.
     pub explain: bool,
     /// vLLM's priority: lower comes first.
@@ -73,6 +75,7 @@ impl Facts {
             slo_ttft_ms: None,
             slo_tpot_ms: None,
             retries: 0,
+            timeout_ms: None,
             explain: false,
             priority: None,
             objective: None,
@@ -99,6 +102,7 @@ impl Facts {
             slo_ttft_ms: caller.slo_ms(0),
             slo_tpot_ms: caller.slo_ms(1),
             retries: caller.retries(),
+            timeout_ms: caller.timeout_ms(body.stream),
             objective: caller.objective(),
             tier: body.service_tier.as_deref().and_then(word),
             tenant: caller.tenant(),

@@ -18,6 +18,7 @@ mod body;
 mod caller;
 mod coding;
 mod config;
+mod deadline;
 mod dialect;
 mod facts;
 mod head;

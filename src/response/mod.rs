@@ -13,9 +13,12 @@
 //!
 //! Not here: clocks (the caller notes when [`Progress::FirstToken`] came).
 
+mod broken;
 mod coded;
 mod event;
 mod sse;
+
+pub use broken::{BROKEN_OFF, closing_event};
 
 use crate::request::Coding;
 use coded::Coded;
@@ -206,6 +209,13 @@ impl Reader {
         self.plain().is_some_and(|plain| matches!(plain.form, Form::Sse(_)))
     }
 
+    /// Whether a stream that ends here, by the rules of HTTP, is no whole answer: it wrote something, and neither a reason to finish, nor
+    /// an error, nor that it is over.
+    pub fn breaks_off(&self) -> bool {
+        // To what is compressed nothing can be added.
+        matches!(&self.0, Bytes::Plain(plain) if plain.breaks_off())
+    }
+
     /// Takes the next bytes of the answer.
     pub fn feed(&mut self, bytes: &[u8]) -> Progress {
         match &mut self.0 {
@@ -252,6 +262,12 @@ impl io::Write for Plain {
 }
 
 impl Plain {
+    fn breaks_off(&self) -> bool {
+        let Found { finish, error, deltas, over, .. } = &self.found;
+        let is_stream = matches!(self.form, Form::Sse(_));
+        is_stream && *deltas > 0 && finish.is_none() && error.is_none() && !over
+    }
+
     fn feed(&mut self, bytes: &[u8]) -> Progress {
         match &mut self.form {
             Form::Opaque => Progress::Nothing,
@@ -291,6 +307,10 @@ impl Plain {
             Form::Tail(tail) => found.usage = usage_at_end(&tail),
             Form::Sse(events) => {
                 events.end(|data| found.event(data));
+                let ended = found.over || found.finish.is_some() || found.error.is_some();
+                if whole && found.deltas > 0 && !ended {
+                    found.error = Some(BROKEN_OFF.to_owned());
+                }
                 complete &= found.over || found.finish.is_some();
                 // It wrote, and says that it did not.
                 complete &= found.deltas == 0 || found.usage.is_none_or(|usage| usage.output > 0);

@@ -1,4 +1,5 @@
 use super::*;
+use crate::request::Dialect;
 #[cfg(target_arch = "wasm32")]
 use wasm_bindgen_test::wasm_bindgen_test as test;
 
@@ -235,6 +236,44 @@ fn of_a_document_that_is_too_long_the_usage_at_its_end_is_read() {
     reader.feed(br#"tokens":20000},"id":"usage"}"#);
     let report = reader.end(true);
     assert_eq!((report.usage, report.status), (usage(10, 0, 20_000, 0), Status::Complete));
+}
+
+#[test]
+fn a_stream_that_ends_without_its_end_breaks_off_and_is_told_so_in_its_dialect() {
+    let chat = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
+    let messages = "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"type\":\"text_delta\",\"text\":\"a\"}}\n\n";
+    let responses = "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"a\"}\n\n";
+    for (dialect, body, ends) in [
+        (Dialect::Chat, chat, "data: [DONE]\n\n"),
+        (Dialect::Chat, chat, "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n"),
+        (Dialect::Chat, chat, "data: {\"error\":{\"type\":\"x\"}}\n\n"),
+        (Dialect::Messages, messages, "data: {\"type\":\"message_stop\"}\n\n"),
+        (Dialect::Responses, responses, "data: {\"type\":\"response.completed\",\"response\":{}}\n\n"),
+    ] {
+        let read = |body: &str| {
+            let mut reader = Reader::new("text/event-stream", "");
+            reader.feed(body.as_bytes());
+            (reader.breaks_off(), reader.end(true).error)
+        };
+        assert_eq!(read(body), (true, Some(BROKEN_OFF.to_owned())), "{body}");
+        assert!(!read(&(body.to_owned() + ends)).0, "{ends}");
+        // What the client gets, also behind half an event, is an error to whoever reads it, and no end.
+        for cut in [body, &(body.to_owned() + "data: {\"choi")] {
+            let told = cut.to_owned() + &closing_event(dialect);
+            assert!(
+                !told.contains("[DONE]") && !told.contains("message_stop") && !told.contains("completed")
+            );
+            let (breaks_off, error) = read(&told);
+            assert!(!breaks_off && error.is_some_and(|error| error != BROKEN_OFF), "{told}");
+        }
+    }
+}
+
+#[test]
+fn a_broken_connection_is_no_stream_that_ended_early() {
+    let mut reader = Reader::new("text/event-stream", "");
+    reader.feed(b"data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n");
+    assert_eq!(reader.end(false).error, None);
 }
 
 /// An answer in each coding.
