@@ -121,6 +121,9 @@ pub fn attempt(address: &str) -> String {
 pub const RESERVE_PATH: &str = "/v1/reserve";
 /// Path of the scorer: what became of it.
 pub const REPORT_PATH: &str = "/v1/report";
+/// Path of the scorer: what happened at a proxy that listens, and elsewhere; [`crate::replicas::Asking`] in,
+/// [`crate::replicas::Told`] out, as bytes.
+pub const NEWS_PATH: &str = "/v1/news";
 /// Path of the scorer: how much of shared limits a proxy may use; [`crate::limit::Claims`] in,
 /// [`crate::limit::Grants`] out.
 pub const ALLOWANCES_PATH: &str = "/v1/allowances";

@@ -251,6 +251,14 @@ impl Pool {
         known
     }
 
+    /// Lease `id` is out no more, as far as is known: if it is booked after all, it counts.
+    pub fn let_go(&mut self, id: LeaseId) {
+        if self.splits() {
+            self.release(prefill_of(id));
+        }
+        self.release(id);
+    }
+
     /// Whether lease `id` is known to have ended, of those that did of late.
     pub fn has_ended(&self, id: LeaseId) -> bool {
         self.ended.contains(id)
@@ -321,6 +329,7 @@ impl Pool {
             self.probe(lease.id);
         }
         let Some(booked) = self.leases.get_mut(&lease.id) else { return };
+        booked.owner = lease.owner;
         // Its first token may have come already: nothing is to be learnt from it.
         booked.queued = None;
         self.due.remove(&(booked.expires, lease.id));

@@ -361,6 +361,13 @@ impl Pool {
         self.endpoints.iter().map(|endpoint| endpoint.address.as_str())
     }
 
+    /// Prompt tokens sent to its endpoints since they are endpoints, and those of them that were believed to be cached there.
+    pub fn sent(&self) -> (u64, u64) {
+        self.endpoints.iter().fold((0, 0), |(prompt, cached), Endpoint { sent, .. }| {
+            (prompt.saturating_add(sent.prompt_tokens), cached.saturating_add(sent.cached_tokens))
+        })
+    }
+
     /// What is known of each endpoint.
     pub fn loads(&self) -> Vec<Load> {
         let load = |endpoint: &Endpoint| Load {

@@ -282,6 +282,11 @@ impl<F: Filter> Worker<F> {
         self.root.calls.take()
     }
 
+    /// Somebody sends to a queue.
+    pub fn send(&self, queue: u32, message: &[u8]) {
+        self.root.enqueue(queue, message);
+    }
+
     /// Delivers what waits in the queues of this worker.
     pub fn hear(&mut self, queue: u32) {
         self.filter.message(&self.root, queue);
@@ -535,7 +540,7 @@ impl Host for Fake {
         if fetch.cluster == "missing" {
             return None;
         }
-        let (cluster, path, body) = (fetch.cluster.into(), fetch.path.into(), Vec::new());
+        let (cluster, path, body) = (fetch.cluster.into(), fetch.path.into(), fetch.body.to_vec());
         let (number, endpoint) = (self.world.next_id(), Some(fetch.endpoint.to_owned()));
         Some(self.note_call(Sent { number, cluster, path, body, endpoint }))
     }

@@ -2,6 +2,7 @@
 
 use crate::attempts::Attempts;
 use crate::probes::Slot;
+use crate::scorers::Scorers;
 use crate::{Asking, HEARD, Lease, Pick, Source, Stream};
 use weir::breaker::Shut;
 use weir::pool::{Choice, Message, Spill};
@@ -33,7 +34,8 @@ impl Pick {
         let ask = asking.facts.ask(&asking.blocks);
         let lease = asking.lease;
         let now = host.now();
-        if let Some(scorers) = self.scorers.as_ref().filter(|scorers| scorers.is_closed()) {
+        let closed = |scorers: &&Scorers| source == Source::Fallback && scorers.is_closed();
+        if let Some(scorers) = self.scorers.as_ref().filter(closed) {
             host.add(self.metrics.no_scorer, 1);
             let wait = scorers.retry();
             stream.lease = Some(lease).filter(|lease| lease.asked);
@@ -115,6 +117,7 @@ impl Pick {
         let (source, metric) = match source {
             Source::Scorer => ("scorer", self.metrics.by_scorer),
             Source::Local => ("local", self.metrics.local),
+            Source::Push => ("push", self.metrics.push),
             Source::Fallback => ("fallback", self.metrics.fallback),
         };
         host.add(metric, 1);
@@ -162,13 +165,13 @@ impl Pick {
             line += &format!(" spillover_to={to} spillover_reason={}", reason.name());
         }
         host.set_property(wire::PICK, line.as_bytes());
-        if self.peers.any() {
+        if self.peers.any() || self.push.is_some() {
             let ask = asking.facts.ask(&asking.blocks);
             let mut message = Message::booked(lease.pool as u16, lease.id, endpoint, &ask, probe);
             if let Message::Booked { prefill: place, .. } = &mut message {
                 *place = prefill;
             }
-            self.peers.send(host, &message);
+            self.tell(host, &message);
         }
         stream.attempts = Attempts::new(order, spill);
         if let Some(after) = hedge {

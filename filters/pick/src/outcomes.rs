@@ -83,8 +83,9 @@ impl Pick {
                 endpoint: endpoint.clone(),
                 outcome,
             };
-            self.peers.send(host, &told);
-            if let Some(scorers) = &mut self.scorers {
+            self.tell(host, &told);
+            // In mode `push` the scorer hears it with the rest.
+            if let Some(scorers) = self.scorers.as_mut().filter(|_| self.push.is_none()) {
                 scorers.note(lease.pool, Event::Attempted { pool, lease: lease.id, endpoint, outcome });
             }
         }

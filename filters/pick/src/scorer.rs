@@ -71,6 +71,29 @@ impl Scorer {
         Some(request.events)
     }
 
+    /// Makes a call of another kind, whose reply is to be [`Scorer::answered`], if it is worth it.
+    pub(crate) fn call(
+        &mut self,
+        host: &dyn Host,
+        path: &str,
+        body: &[u8],
+        timeout: Duration,
+    ) -> Option<u32> {
+        if !self.worth_trying(host.now()) {
+            return None;
+        }
+        let call = host.call(&Call { cluster: &self.cluster, path, body, timeout });
+        if call.is_none() {
+            self.failed(host, Vec::new(), "no such cluster, or it is empty");
+        }
+        call
+    }
+
+    /// It answered, and what it says makes no sense.
+    pub(crate) fn babbles(&mut self, host: &dyn Host) {
+        self.failed(host, Vec::new(), "what it says makes no sense");
+    }
+
     fn send(&self, host: &dyn Host, path: &str, body: &[u8]) -> Option<u32> {
         host.call(&Call { cluster: &self.cluster, path, body, timeout: self.timeout })
     }
@@ -81,8 +104,7 @@ impl Scorer {
         match signed {
             None => {
                 let status = reply.headers.get(":status").unwrap_or("none");
-                let within = self.timeout.as_millis();
-                self.failed(host, told, &format!("no answer within {within} ms (status {status})"));
+                self.failed(host, told, &format!("no answer in time (status {status})"));
             }
             Some(wire::JOINING) => self.failed(host, told, "it does not know yet what the others know"),
             Some(_) if !self.up => {

@@ -87,11 +87,6 @@ impl Scorers {
         Duration::from_millis(self.config.retry_ms.get())
     }
 
-    /// How often [`Scorers::report`] is due.
-    pub(crate) fn report_every(&self) -> Duration {
-        Duration::from_millis(self.config.report_ms.get())
-    }
-
     /// Whom to ask for the pool at a place.
     pub(crate) fn order(&self, pool: usize) -> Vec<usize> {
         self.orders.get(pool).cloned().unwrap_or_default()
@@ -124,6 +119,33 @@ impl Scorers {
         }
         let read = serde_json::from_slice(&reply.body).ok();
         read.filter(|_| reply.headers.get(":status") == Some("200")).map_or(Answer::Nothing, Answer::Reserved)
+    }
+
+    /// Calls the first that is worth it, in the order of the configuration: of who listens to the same one, each hears the other a
+    /// call sooner. Gives the number of the call and who was called.
+    pub(crate) fn call(
+        &mut self,
+        host: &dyn Host,
+        path: &str,
+        body: &[u8],
+        timeout: Duration,
+    ) -> Option<(u32, usize)> {
+        let mut each = self.each.iter_mut().zip(0..);
+        each.find_map(|(scorer, by)| Some((scorer.call(host, path, body, timeout)?, by)))
+    }
+
+    /// The body of the answer to such a call, if it is one.
+    pub(crate) fn body<'r>(&mut self, host: &dyn Host, by: usize, reply: &'r Reply) -> Option<&'r [u8]> {
+        let scorer = self.each.get_mut(by)?;
+        let answered = scorer.answered(host, reply, Vec::new());
+        (answered && reply.headers.get(":status") == Some("200")).then_some(&*reply.body)
+    }
+
+    /// What that one said makes no sense.
+    pub(crate) fn babbles(&mut self, host: &dyn Host, by: usize) {
+        if let Some(scorer) = self.each.get_mut(by) {
+            scorer.babbles(host);
+        }
     }
 
     /// What was told to the one that was asked may not have been heard. Told twice it does no harm.

@@ -1,3 +1,4 @@
+mod active;
 mod deadline;
 mod hedge;
 
