@@ -845,7 +845,7 @@ fn a_scorer_that_reads_prompts_is_sent_the_body_as_is_every_other_that_is_asked_
     worker.reply(&mut exchange, &SCORER_200, &reserved(&["10.0.0.1:1"]));
     assert_eq!(exchange.see().state(wire::BODY).unwrap(), "", "no copy stays while the answer is made");
     worker.finish(exchange);
-    let long = worker.request(&[], &[(wire::BLOCKS, &*blocks), (wire::BODY, b"{\"a\":12}")], false);
+    let long = worker.request(&[], &[(wire::BLOCKS, &*blocks), (wire::BODY, b"{\"a\":123}")], false);
     assert_eq!((behind(&long).as_str(), long.see().state(wire::BODY).unwrap().as_str()), ("", ""));
     worker.finish(long);
 }
