@@ -423,3 +423,30 @@ async fn what_a_gateway_that_died_held_is_free_after_its_lease_and_a_window() {
     let free = async || send(&second, KEY, &hundred(0)).await.status() == 200;
     wait_until("what it held is free", SOON, free).await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slots_that_another_gateway_has_are_waited_for_and_its_line_does_not_keep_them() {
+    let mut limit = limit(600, json!({}));
+    let queue = json!({"size": 100, "timeout_ms": 60_000});
+    limit["limits"][0] = json!({"name": "l", "key": ["api_key"], "max_in_flight": 2, "queue": queue});
+    // Answers of about 150 ms: the first gateway's line takes two seconds at the least.
+    let gateways = two(&limit, true, Config { decode_ms: 2.5, ..Config::default() }).await;
+    const LINE: usize = 30;
+    let answered = std::sync::atomic::AtomicUsize::new(0);
+    let first = join_all((0..LINE).map(|turn| {
+        let (gateway, answered) = (&gateways[0], &answered);
+        async move {
+            let status = send_hundred(gateway, turn).await;
+            answered.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            status
+        }
+    }));
+    let second = async {
+        wait_until("a line", SOON, async || stat(&gateways[..1], "queued_total").await > 0).await.unwrap();
+        let statuses = join_all((0..2).map(|turn| send_hundred(&gateways[1], turn))).await;
+        (statuses, answered.load(std::sync::atomic::Ordering::Relaxed))
+    };
+    let (first, (second, before)) = tokio::join!(first, second);
+    assert!(first.iter().chain(&second).all(|status| *status == 200), "{first:?}, {second:?}");
+    assert!(before < LINE, "the other gateway was served after the whole line");
+}
