@@ -44,7 +44,7 @@ use pace::Pace;
 use pressure::{Sent, Usual};
 use signals::Heard;
 
-use crate::breaker::{Breaker, Budget, Circuit, Outcome};
+use crate::breaker::{Breaker, Budget, Circuit, Hedge, Outcome};
 use crate::instant::Instant;
 use crate::invalid::Invalid;
 use crate::kv;
@@ -123,6 +123,7 @@ pub struct Pool {
     candidates: Vec<Candidate>,
     breaker: Breaker,
     budget: Budget,
+    hedge: Hedge,
     /// The priorities of its endpoints, each once, the smallest first.
     groups: Vec<u32>,
     /// Attempts that came to something, newest first.
@@ -218,6 +219,7 @@ impl Pool {
             candidates: Vec::new(),
             breaker: Breaker::new(&config.breaker).map_err(|invalid| invalid.within("breaker"))?,
             budget: Budget::new(&config.breaker.retry_budget),
+            hedge: Hedge::new(config.breaker.hedge.as_ref()),
             groups: Vec::new(),
             attempts_noted: VecDeque::new(),
             unfit: false,
@@ -357,6 +359,13 @@ impl Pool {
     /// The addresses of its endpoints.
     pub fn addresses(&self) -> impl Iterator<Item = &str> {
         self.endpoints.iter().map(|endpoint| endpoint.address.as_str())
+    }
+
+    /// Prompt tokens sent to its endpoints since they are endpoints, and those of them that were believed to be cached there.
+    pub fn sent(&self) -> (u64, u64) {
+        self.endpoints.iter().fold((0, 0), |(prompt, cached), Endpoint { sent, .. }| {
+            (prompt.saturating_add(sent.prompt_tokens), cached.saturating_add(sent.cached_tokens))
+        })
     }
 
     /// What is known of each endpoint.

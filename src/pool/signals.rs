@@ -30,6 +30,20 @@ pub struct Report {
     pub started: Option<f64>,
 }
 
+impl Report {
+    /// The same with its time as an age, for who has another clock.
+    #[must_use]
+    pub fn aged(self, now: Instant) -> Self {
+        Self { at: Instant::default() + now.since(self.at), ..self }
+    }
+
+    /// What [`Report::aged`] made, as time is counted here.
+    #[must_use]
+    pub fn heard(self, now: Instant) -> Self {
+        Self { at: Instant::from_nanos(now.nanos().saturating_sub(self.at.nanos())), ..self }
+    }
+}
+
 /// How an answer went, for policies that learn.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields, default)]

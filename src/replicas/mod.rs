@@ -15,16 +15,28 @@
 //! request in the second best place. `docs/replicas.md` says how that is avoided.
 
 mod frame;
+mod listener;
+mod listeners;
+mod news;
+mod taking;
 
 pub use frame::{Frame, Kind};
+pub use listener::{Listener, Took};
+pub use listeners::Listeners;
+pub use news::{Asking, Step, Told};
+
+use taking::{here, reconcile, take};
 
 use crate::breaker::Moved;
 use crate::instant::Instant;
-use crate::pool::{LeaseId, Message, Pools};
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use crate::pool::{Message, Pools};
+use std::collections::BTreeSet;
 
 /// A scorer among those that share pools; one that starts anew is another.
 pub type ReplicaId = u64;
+
+/// Names with this bit are those of proxies that listen ([`Listener`]); scorers have names without it.
+pub const LISTENS: ReplicaId = 1 << 63;
 
 /// The largest part of what is told at once, in bytes of hashes.
 const PART: usize = 256 << 10;
@@ -58,6 +70,8 @@ struct Joining {
 pub struct Heard {
     /// To be told to all.
     pub tell: Vec<Message>,
+    /// What is known now and was not: for those who hear of it from this one.
+    pub news: Vec<Message>,
     /// Endpoints that went out or came back, with the places of their pools.
     pub moved: Vec<(u16, String, Moved)>,
     /// One has joined: all say which leases they have.
@@ -102,19 +116,7 @@ impl Replicas {
 
     /// What happened here, in frames of bounded size.
     pub fn news(&self, pools: &Pools, messages: impl IntoIterator<Item = Message>) -> Vec<Frame> {
-        let mut frames: Vec<Frame> = Vec::new();
-        let mut bytes = PART;
-        for message in messages {
-            if bytes >= PART {
-                frames.push(self.frame(Kind::News, pools, Vec::new()));
-                bytes = 0;
-            }
-            bytes = bytes.saturating_add(message.size());
-            if let Some(last) = frames.last_mut() {
-                last.messages.push(message);
-            }
-        }
-        frames
+        in_parts(self.own, pools, messages)
     }
 
     /// Whether it has to say again that it is here: somebody that was to answer may have died.
@@ -130,7 +132,10 @@ impl Replicas {
 
     /// A frame of all leases that were booked here and are out.
     pub fn whole(&self, pools: &Pools, now: Instant) -> Frame {
-        let own = |message: &Message| matches!(message, Message::Outstanding { lease, .. } if lease.owner.is_none());
+        // A proxy that listens here is spoken for here.
+        let is_own = |owner: Option<ReplicaId>| owner.is_none_or(|owner| owner & LISTENS != 0);
+        let own =
+            |message: &Message| matches!(message, Message::Outstanding { lease, .. } if is_own(lease.owner));
         self.frame(Kind::Whole, pools, pools.outstanding(now).filter(own).collect())
     }
 
@@ -148,8 +153,7 @@ impl Replicas {
     }
 
     fn frame(&self, kind: Kind, pools: &Pools, messages: Vec<Message>) -> Frame {
-        let names = pools.iter().map(|(name, _)| name.to_owned()).collect();
-        Frame { from: self.own, kind, names, messages }
+        framed(self.own, kind, pools, messages)
     }
 
     /// Takes over what a frame says; its own are let go.
@@ -160,14 +164,7 @@ impl Replicas {
             return heard;
         }
         self.others.insert(from);
-        // Pools have the same names everywhere, and maybe other places.
-        let places: Vec<Option<u16>> =
-            names.iter().map(|name| pools.of_name(name).and_then(|at| u16::try_from(at).ok())).collect();
-        let here = |message: Message| {
-            let place = *places.get(message.pool()?)?;
-            Some(message.at(place?))
-        };
-        let messages = messages.into_iter().filter_map(here);
+        let messages = here(pools, &names, messages);
         match kind {
             Kind::Hello { asks } => {
                 heard.whole = asks.is_none();
@@ -175,7 +172,7 @@ impl Replicas {
             }
             Kind::News | Kind::Everything => {
                 for message in messages {
-                    self.take(pools, from, message, now, &mut heard);
+                    take(pools, from, message, now, &mut heard);
                 }
                 self.joining.told_all |= kind == Kind::Everything;
             }
@@ -183,74 +180,37 @@ impl Replicas {
                 self.joining.heard.insert(from);
                 let asks = !self.joining.told_all && !self.joining.ready;
                 heard.ask = Some(from).filter(|_| asks && !std::mem::replace(&mut self.joining.asked, true));
-                self.reconcile(pools, from, messages, now, &mut heard);
+                reconcile(pools, from, messages, now, &mut heard);
             }
         }
         heard
     }
-
-    fn take(&self, pools: &mut Pools, from: ReplicaId, message: Message, now: Instant, heard: &mut Heard) {
-        let message = match message {
-            Message::Out { pool, endpoint, snapshot } => {
-                Message::Out { pool, endpoint, snapshot: snapshot.at(now) }
-            }
-            other => other,
-        };
-        let known = match &message {
-            Message::Outstanding { pool, lease, .. } => {
-                pools.get(usize::from(*pool)).is_some_and(|(_, pool)| pool.is_out(lease.id))
-            }
-            _ => false,
-        };
-        let moved = pools.hear(&message, now);
-        match message {
-            Message::Booked { pool, lease, .. } => {
-                if let Some((_, pool)) = pools.get(usize::from(pool)) {
-                    pool.owned(lease, from);
-                }
-            }
-            Message::Outstanding { pool, lease, .. } if !known => {
-                if let Some((_, pool)) = pools.get(usize::from(pool)) {
-                    pool.owned(lease.id, lease.owner.unwrap_or(from));
-                }
-            }
-            Message::Attempted { pool, endpoint, .. } => {
-                heard.moved.extend(moved.map(|moved| (pool, endpoint, moved)));
-            }
-            _ => {}
-        }
-    }
-
-    /// `from` has these leases out, and no others.
-    fn reconcile(
-        &self,
-        pools: &mut Pools,
-        from: ReplicaId,
-        messages: impl Iterator<Item = Message>,
-        now: Instant,
-        heard: &mut Heard,
-    ) {
-        let mut named: BTreeMap<u16, HashSet<LeaseId>> = BTreeMap::new();
-        for message in messages {
-            let Message::Outstanding { pool: at, ref endpoint, lease } = message else { continue };
-            named.entry(at).or_default().insert(lease.id);
-            let Some((_, pool)) = pools.get(usize::from(at)) else { continue };
-            if pool.has_ended(lease.id) {
-                heard.tell.push(Message::End { pool: at, lease: lease.id, answered: None });
-            } else if !pool.is_out(lease.id) {
-                pool.book_outstanding(endpoint, &lease, now);
-                pool.owned(lease.id, from);
-            }
-        }
-        for ((_, pool), at) in pools.iter_mut().zip(0_u16..) {
-            let is_over = |lease: &LeaseId| !named.get(&at).is_some_and(|named| named.contains(lease));
-            let of_from = pool.outstanding(now).filter(|(_, lease)| lease.owner == Some(from));
-            let over: Vec<LeaseId> = of_from.map(|(_, lease)| lease.id).filter(is_over).collect();
-            over.into_iter().for_each(|lease| {
-                pool.end(lease);
-            });
-        }
-    }
 }
+
+/// Messages about these pools as one frame.
+fn framed(from: ReplicaId, kind: Kind, pools: &Pools, messages: Vec<Message>) -> Frame {
+    let names = pools.iter().map(|(name, _)| name.to_owned()).collect();
+    Frame { from, kind, names, messages }
+}
+
+/// What happened, in frames of bounded size.
+fn in_parts(from: ReplicaId, pools: &Pools, messages: impl IntoIterator<Item = Message>) -> Vec<Frame> {
+    let mut frames: Vec<Frame> = Vec::new();
+    let mut bytes = PART;
+    for message in messages {
+        if bytes >= PART {
+            frames.push(framed(from, Kind::News, pools, Vec::new()));
+            bytes = 0;
+        }
+        bytes = bytes.saturating_add(message.size());
+        if let Some(last) = frames.last_mut() {
+            last.messages.push(message);
+        }
+    }
+    frames
+}
+
+#[cfg(test)]
+mod listening;
 #[cfg(test)]
 mod tests;

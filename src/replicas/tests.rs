@@ -1,8 +1,8 @@
 use super::*;
 use crate::policy::Demand;
-use crate::pool::{Ask, Config, Spec};
+use crate::pool::{Ask, Config, LeaseId, Spec};
 use crate::random::Random;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 #[cfg(target_arch = "wasm32")]
 use wasm_bindgen_test::wasm_bindgen_test as test;

@@ -2,11 +2,12 @@
 
 use crate::attempts::Attempts;
 use crate::probes::Slot;
+use crate::scorers::Scorers;
 use crate::{Asking, HEARD, Lease, Pick, Source, Stream};
 use weir::breaker::Shut;
 use weir::pool::{Choice, Message, Spill};
 use weir::request::{Facts, Refusal};
-use weir::wire::{self, Reserve};
+use weir::wire::{self, Event, Reserve};
 use weir_host::{Flow, Host, Of};
 
 impl Pick {
@@ -18,7 +19,7 @@ impl Pick {
         let explain = self.explain || asking.facts.explain;
         let trace = asking.telemetry.as_ref().and_then(|telemetry| telemetry.trace.clone());
         let request = Reserve { explain, trace, ..Reserve::of(name, asking.lease.id, &ask) };
-        asking.asked = scorers.ask(host, order, &request);
+        asking.asked = scorers.ask(host, order, &request, &asking.body);
         asking.lease.asked |= asking.asked.is_some();
         asking.asked.is_some()
     }
@@ -33,7 +34,8 @@ impl Pick {
         let ask = asking.facts.ask(&asking.blocks);
         let lease = asking.lease;
         let now = host.now();
-        if let Some(scorers) = self.scorers.as_ref().filter(|scorers| scorers.is_closed()) {
+        let closed = |scorers: &&Scorers| source == Source::Fallback && scorers.is_closed();
+        if let Some(scorers) = self.scorers.as_ref().filter(closed) {
             host.add(self.metrics.no_scorer, 1);
             let wait = scorers.retry();
             stream.lease = Some(lease).filter(|lease| lease.asked);
@@ -81,6 +83,16 @@ impl Pick {
         Flow::Hold
     }
 
+    /// Its time was over before an endpoint was asked.
+    pub(crate) fn refuse_late(&self, host: &dyn Host, facts: &Facts, timeout_ms: u64) -> Flow {
+        host.add(self.metrics.too_late, 1);
+        host.set_property(wire::PICK, format!("refused=504 timeout_ms={timeout_ms}").as_bytes());
+        let refusal = Refusal::too_late(facts.dialect, timeout_ms);
+        // Libraries retry a 504, and this client waits no longer.
+        host.respond_json(refusal.status, &[("x-should-retry", "false".into())], &refusal.body());
+        Flow::Hold
+    }
+
     /// No endpoint may be sent to.
     pub(crate) fn refuse(&self, host: &dyn Host, lease: &Lease, shut: &Shut) -> Flow {
         if let Some(metrics) = self.metrics.pools.get(lease.pool) {
@@ -91,6 +103,18 @@ impl Pick {
         let answer = shut.answer(lease.dialect);
         host.respond_json(answer.status, &answer.headers, &answer.body);
         Flow::Hold
+    }
+
+    /// The scorers are told of what was chosen without them, so that it counts for others; and so of its end. Says whether they will
+    /// be.
+    fn tell_booked(&mut self, asking: &Asking, endpoint: &str) -> bool {
+        let Lease { pool, id, .. } = asking.lease;
+        let (Some(scorers), Some((name, _))) = (&mut self.scorers, self.pools.get(pool)) else {
+            return false;
+        };
+        let demand = asking.facts.ask(&asking.blocks).demand;
+        let (name, endpoint) = (name.to_owned(), endpoint.to_owned());
+        scorers.note_booked(pool, Event::Booked { pool: name, lease: id, endpoint, demand })
     }
 
     /// An endpoint has been chosen and booked: say so to Envoy, to the log and to the other workers.
@@ -105,10 +129,11 @@ impl Pick {
         let (source, metric) = match source {
             Source::Scorer => ("scorer", self.metrics.by_scorer),
             Source::Local => ("local", self.metrics.local),
+            Source::Push => ("push", self.metrics.push),
             Source::Fallback => ("fallback", self.metrics.fallback),
         };
         host.add(metric, 1);
-        let lease = asking.lease;
+        let mut lease = asking.lease;
         if let Some((_, pool)) = self.pools.get(lease.pool) {
             if pool.splits() {
                 host.remove_header(Of::Request, wire::PREFILLER);
@@ -118,6 +143,8 @@ impl Pick {
             }
             choice.order.truncate(pool.budget().left(host.now()).saturating_add(1));
         }
+        let hedge =
+            self.pools.get(lease.pool).and_then(|(_, pool)| pool.hedge_after(lease.id, &choice.order));
         host.set_header(Of::Request, wire::DESTINATION, &choice.order.join(","));
         // Beyond the list Envoy would send retries wherever it likes.
         host.set_header(Of::Request, wire::MAX_RETRIES, &choice.order.len().saturating_sub(1).to_string());
@@ -134,19 +161,37 @@ impl Pick {
         if probe {
             line += " probe=1";
         }
+        if let Some(left) = self.deadline.left(host, asking.facts.timeout_ms) {
+            let millis = left.time.as_millis().max(1);
+            host.set_header(Of::Request, wire::TIMEOUT, &millis.to_string());
+            line += &format!(" timeout_ms={millis}");
+            stream.gone_at = left.is_clients.then(|| host.now() + left.time);
+        }
+        if let Some(after) = hedge {
+            let millis = after.as_millis().max(1).to_string();
+            line += &format!(" hedge_ms={millis}");
+            host.set_header(Of::Request, wire::PER_TRY_TIMEOUT, &millis);
+            host.set_header(Of::Request, wire::HEDGE, "true");
+        }
         if let Some(Spill { to, reason, .. }) = spill {
             line += &format!(" spillover_to={to} spillover_reason={}", reason.name());
         }
         host.set_property(wire::PICK, line.as_bytes());
-        if self.peers.any() {
+        if self.peers.any() || self.push.is_some() {
             let ask = asking.facts.ask(&asking.blocks);
             let mut message = Message::booked(lease.pool as u16, lease.id, endpoint, &ask, probe);
             if let Message::Booked { prefill: place, .. } = &mut message {
                 *place = prefill;
             }
-            self.peers.send(host, &message);
+            self.tell(host, &message);
+        }
+        if source == "fallback" && self.push.is_none() {
+            lease.asked |= self.tell_booked(asking, endpoint);
         }
         stream.attempts = Attempts::new(order, spill);
+        if let Some(after) = hedge {
+            stream.attempts.hedge(host.now(), after);
+        }
         stream.lease = Some(lease);
         Flow::Continue
     }

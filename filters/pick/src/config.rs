@@ -1,7 +1,7 @@
 //! The plugin's configuration.
 
 use serde::{Deserialize, Serialize};
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
 use weir::invalid::{self, Invalid};
 use weir::limit::FailureMode;
 use weir::pool::{self, Pools, Spec};
@@ -25,9 +25,30 @@ pub struct Config {
     /// heard here is for choices without it.
     #[serde(default)]
     pub signals: Option<signals::Config>,
+    /// How long a request may take.
+    #[serde(default)]
+    pub deadline: Deadline,
     /// The scorer that several proxies share; without one, the filter chooses by itself.
     #[serde(default)]
     pub scorer: Option<Scorer>,
+}
+
+/// How long a request may take, all attempts together and with the whole answer.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Deadline {
+    /// Milliseconds at the most, whatever the client says. Envoy takes them in the place of the route's `timeout`, so where that is
+    /// not 0 it is to be said here too, or a client could lengthen it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub most_ms: Option<NonZeroU32>,
+    /// A client can make it shorter by its headers.
+    pub from_client: bool,
+}
+
+impl Default for Deadline {
+    fn default() -> Self {
+        Self { most_ms: None, from_client: true }
+    }
 }
 
 /// Where the scorer is, and how long it may take.
@@ -40,6 +61,15 @@ pub struct Scorer {
     /// their names: the first that answers chooses.
     #[serde(default)]
     pub replicas: Vec<String>,
+    /// Who chooses while it is there.
+    #[serde(default)]
+    pub mode: Mode,
+    /// Mode `push`: milliseconds between two calls in which a proxy tells what it did and hears what others did; at most 1000.
+    #[serde(default = "Scorer::push_ms")]
+    pub push_ms: NonZeroU64,
+    /// Mode `push`: milliseconds for which what was heard last is trusted; then the scorer is asked, as in mode `ask`.
+    #[serde(default = "Scorer::trust_ms")]
+    pub trust_ms: NonZeroU64,
     /// Milliseconds that a request waits for it at the most; then another is asked, or the choice is made here.
     #[serde(default = "Scorer::timeout_ms")]
     pub timeout_ms: NonZeroU64,
@@ -49,6 +79,11 @@ pub struct Scorer {
     /// It is also told the trace context of requests (`traceparent`) and how their answers went, for its `otel`.
     #[serde(default)]
     pub telemetry: bool,
+    /// Bodies of up to so many bytes are sent to it, too: a scorer that knows what engines' caches hold (`precise`) needs the prompt
+    /// itself. 0, none is. `extract` must leave them (its `publish_body_bytes`; in `chain` that is seen to), and no more than
+    /// the scorer's `tokens.max_bytes` is of use.
+    #[serde(default)]
+    pub max_body_bytes: usize,
     /// Milliseconds for which it is left alone after a failure; then one request tries it again.
     #[serde(default = "Scorer::retry_ms")]
     pub retry_ms: NonZeroU64,
@@ -57,7 +92,28 @@ pub struct Scorer {
     pub failure_mode: FailureMode,
 }
 
+/// Who chooses while the scorer is there.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// The scorer, which each request asks.
+    #[default]
+    Ask,
+    /// This proxy, by what the scorer keeps telling it.
+    Push,
+}
+
 impl Scorer {
+    const fn push_ms() -> NonZeroU64 {
+        const DEFAULT: NonZeroU64 = NonZeroU64::new(5).unwrap();
+        DEFAULT
+    }
+
+    const fn trust_ms() -> NonZeroU64 {
+        const DEFAULT: NonZeroU64 = NonZeroU64::new(500).unwrap();
+        DEFAULT
+    }
+
     const fn timeout_ms() -> NonZeroU64 {
         const DEFAULT: NonZeroU64 = NonZeroU64::new(50).unwrap();
         DEFAULT
@@ -74,6 +130,32 @@ impl Scorer {
     }
 }
 
+impl Scorer {
+    /// Checks what is said of mode `push`.
+    fn check(&self) -> Result<(), Invalid> {
+        const MOST_MS: u64 = 1_000;
+        let [push, trust] = [self.push_ms, self.trust_ms].map(NonZeroU64::get);
+        if self.mode == Mode::Ask {
+            return Ok(());
+        }
+        if push > MOST_MS {
+            return Err(Invalid::new("push_ms", format!("{push} is more than {MOST_MS}")));
+        }
+        let least = push.saturating_mul(4);
+        if trust < least {
+            let why = format!(
+                "{trust} is less than four times push_ms, {least}: a call or two that are late would end the trust"
+            );
+            return Err(Invalid::new("trust_ms", why));
+        }
+        if self.telemetry {
+            let why = "in mode push the scorer is not asked, and has no span of a choice; use mode ask";
+            return Err(Invalid::new("telemetry", why));
+        }
+        Ok(())
+    }
+}
+
 impl Config {
     /// Reads the configuration and checks all of it, the pools too.
     pub fn read(json: &[u8]) -> Result<Self, Invalid> {
@@ -85,7 +167,9 @@ impl Config {
     /// Checks what its types cannot say.
     pub fn check(&self) -> Result<(), Invalid> {
         self.pools(0)?;
-        if let Some(Scorer { cluster, replicas, .. }) = &self.scorer {
+        if let Some(scorer) = &self.scorer {
+            scorer.check().map_err(|invalid| invalid.within("scorer"))?;
+            let Scorer { cluster, replicas, .. } = scorer;
             if cluster.is_empty() {
                 return Err(Invalid::new(
                     "scorer.cluster",

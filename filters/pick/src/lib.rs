@@ -1,12 +1,13 @@
 //! `pick`: chooses the endpoint of an inference request.
 //!
-//! It acts on facts and block hashes that `extract` published; it is handed no body. The choice, an ordered list of
+//! It acts on facts and block hashes that `extract` published; it is handed no body, and hands the one that `extract` left to a
+//! scorer that reads prompts itself. The choice, an ordered list of
 //! endpoints, goes into `x-gateway-destination-endpoint`, which the cluster's `override_host` load balancer
 //! follows: the first for the first attempt, the others for retries. Whatever the client, or anybody else, put
 //! there is removed, and nothing but an endpoint of the configured pool is ever set.
 //!
 //! Without a scorer the policy runs here, on state that all workers of this Envoy share (`peers.rs`). With one,
-//! the scorer is asked, within a deadline; when it is late, gone or talks nonsense another is (`scorers.rs`), or the choice is made
+//! the scorer is asked, within a deadline, or keeps telling what happens elsewhere and the choice is made here (`push.rs`); when it is late, gone or talks nonsense another is (`scorers.rs`), or the choice is made
 //! here after all, on what this Envoy itself has sent. Unless that is asked for, no request fails for the scorer's sake.
 //!
 //! Whether an endpoint may be chosen at all is the breaker's to say, which the pool asks; here it is told what came of
@@ -14,28 +15,35 @@
 //!
 //! A lease ends in the log callback and nowhere else: it comes to every stream, however it ended.
 
+mod active;
 mod attempts;
 mod choose;
 mod config;
+mod deadline;
+mod duty;
 mod outcomes;
 mod peers;
 mod probes;
+mod push;
 mod scorer;
 mod scorers;
 mod scrape;
 mod shared;
 mod telemetry;
 
-pub use config::Config;
+pub use config::{Config, Mode};
 
+use active::Active;
 use attempts::Attempts;
 use peers::{BEAT, Peers};
 use probes::Slot;
+use push::Push;
 use scorers::{Answer, Asked, Scorers};
 use scrape::Scrape;
 use std::time::Duration;
 use telemetry::Telemetry;
 use weir::breaker::{Outcome, Standing};
+use weir::instant::Instant;
 use weir::invalid::Invalid;
 use weir::policy::Candidate;
 use weir::pool::{Choice, LeaseId, Message, Pools};
@@ -52,9 +60,15 @@ pub struct Pick {
     pools: Pools,
     peers: Peers,
     scorers: Option<Scorers>,
+    /// Where the choice is made here by what the scorer tells.
+    push: Option<Push>,
     scrape: Option<Scrape>,
+    active: Active,
+    /// How often a tick is wanted.
+    every: Duration,
     random: Random,
     metrics: Metrics,
+    deadline: config::Deadline,
     explain: bool,
 }
 
@@ -62,11 +76,13 @@ pub struct Pick {
 struct Metrics {
     by_scorer: Metric,
     local: Metric,
+    push: Metric,
     fallback: Metric,
     unrouted: Metric,
     foreign: Metric,
     no_scorer: Metric,
     too_long: Metric,
+    too_late: Metric,
     /// By the place of the pool.
     pools: Vec<PoolMetrics>,
 }
@@ -77,6 +93,7 @@ struct PoolMetrics {
     trips: Metric,
     shut: Metric,
     retries: Metric,
+    hedges: Metric,
     spillovers: Metric,
     out: Metric,
     probes: Metric,
@@ -95,6 +112,7 @@ impl PoolMetrics {
             trips: define(Kind::Counter, "breaker_trips_total"),
             shut: define(Kind::Counter, "breaker_shut_total"),
             retries: define(Kind::Counter, "breaker_retries_total"),
+            hedges: define(Kind::Counter, "breaker_hedges_total"),
             spillovers: define(Kind::Counter, "pick_spillovers_total"),
             out: define(Kind::Gauge, "breaker_out"),
             probes: define(Kind::Gauge, "breaker_probes"),
@@ -122,6 +140,8 @@ pub struct Stream {
     /// Where the answer comes from, once its first piece has come.
     served: Option<String>,
     attempts: Attempts,
+    /// When its client has gone, by its own word.
+    gone_at: Option<Instant>,
     /// Held while this request, which was sent by a choice made here, tries an endpoint.
     slot: Option<Slot>,
     /// What the scorer is to hear at its end.
@@ -145,15 +165,19 @@ struct Asking {
     lease: Lease,
     facts: Facts,
     blocks: Vec<u64>,
+    /// For scorers that read prompts themselves; otherwise empty.
+    body: Vec<u8>,
     asked: Option<Asked>,
     telemetry: Option<Box<Telemetry>>,
 }
 
 /// Who chose.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
     Scorer,
     Local,
+    /// This proxy, by what the scorer tells.
+    Push,
     Fallback,
 }
 
@@ -180,13 +204,13 @@ impl Filter for Pick {
             for message in self.peers.kept_out(host) {
                 self.hear(host, message);
             }
-            let report = self.scorers.as_ref().map_or(BEAT, Scorers::report_every);
-            host.tick_every(self.scrape.as_ref().map_or(BEAT, Scrape::every).min(report));
+            host.tick_every(self.every);
         }
         Stream::default()
     }
 
     fn request_headers(&mut self, stream: &mut Stream, host: &dyn Host, _end: bool) -> Flow {
+        let body = self.scorers.as_ref().map(|scorers| scorers.take_body(host)).unwrap_or_default();
         let known = host.property(&[wire::BLOCKS]).and_then(|bytes| wire::read_blocks(&bytes));
         // An adapter that no pool lists is served where its base is.
         let models = known.iter().flat_map(|(facts, _)| [&facts.model, &facts.base_model]).flatten();
@@ -201,10 +225,17 @@ impl Filter for Pick {
         if let Some(most) = too_long {
             return self.refuse_long(host, &facts, most);
         }
+        let left = self.deadline.left(host, facts.timeout_ms);
+        if let Some(left) = left.filter(|left| left.time.is_zero()) {
+            return self.refuse_late(host, &facts, left.of_ms);
+        }
         let lease = Lease { pool, id: self.random.next(), asked: false, dialect, stream: as_stream };
         let telemetry = self.scorers.as_ref().filter(|scorers| scorers.telemetry());
         let telemetry = telemetry.map(|_| Box::new(Telemetry::begin(host, &facts)));
-        let mut asking = Asking { lease, facts, blocks, asked: None, telemetry };
+        let mut asking = Asking { lease, facts, blocks, body, asked: None, telemetry };
+        if self.push.as_mut().is_some_and(|push| push.is_trusted(host.now())) {
+            return self.choose_here(stream, host, &asking, Source::Push);
+        }
         let order = self.scorers.as_ref().map(|scorers| scorers.order(pool));
         if order.is_some_and(|order| self.ask(host, &mut asking, &order)) {
             stream.asking = Some(asking);
@@ -280,6 +311,7 @@ impl Filter for Pick {
 
     fn response_headers(&mut self, stream: &mut Stream, host: &dyn Host, _end: bool) {
         let Some(lease) = stream.lease else { return };
+        stream.attempts.answered(host);
         let Some((_, pool)) = self.pools.get(lease.pool).filter(|(_, pool)| pool.spills()) else { return };
         let Some(served) = attempts::served(host) else { return };
         let Some((from, to, reason)) = stream.attempts.spillover(host, pool, &served) else { return };
@@ -312,7 +344,7 @@ impl Filter for Pick {
             let first = Event::FirstToken { pool: name.to_owned(), lease: lease.id, served: served.clone() };
             scorers.note(lease.pool, first);
         }
-        self.peers.send(host, &Message::FirstToken { pool: lease.pool as u16, lease: lease.id, served });
+        self.tell(host, &Message::FirstToken { pool: lease.pool as u16, lease: lease.id, served });
     }
 
     fn log(&mut self, stream: &mut Stream, host: &dyn Host) {
@@ -342,23 +374,30 @@ impl Filter for Pick {
             scorers.note(lease.pool, Event::End { pool: name.to_owned(), lease: lease.id, answered });
         }
         if booked {
-            self.peers.send(host, &Message::End { pool: lease.pool as u16, lease: lease.id, answered });
+            self.tell(host, &Message::End { pool: lease.pool as u16, lease: lease.id, answered });
         }
     }
 
     fn told(&mut self, host: &dyn Host, call: u32, reply: Reply) {
-        if let Some(scrape) = self.scrape.as_mut().filter(|scrape| scrape.called(call)) {
+        if self.active.called(call) {
+            self.probed(host, call, &reply);
+        } else if let Some(scrape) = self.scrape.as_mut().filter(|scrape| scrape.called(call)) {
             if let Some((endpoint, report)) = scrape.told(host, call, &reply, &mut self.random) {
                 let said = Message::Said { endpoint, report };
                 self.peers.send(host, &said);
                 self.hear(host, said);
             }
+        } else if self.heard_news(host, call, &reply) {
+            // It is all done there.
         } else if let Some(scorers) = &mut self.scorers {
             scorers.told(host, call, &reply);
         }
     }
 
     fn tick(&mut self, host: &dyn Host) {
+        if !self.speak(host) {
+            return;
+        }
         let now = host.now();
         for ((_, pool), metrics) in self.pools.iter_mut().zip(&self.metrics.pools) {
             pool.expire(now);
@@ -383,6 +422,7 @@ impl Filter for Pick {
                 }
             }
         }
+        self.probe_actively(host);
         self.peers.keep_up(host);
         if let (Some(scrape), Some(own)) = (&mut self.scrape, self.peers.own()) {
             scrape.ask(host, own, &mut self.random);
@@ -394,6 +434,9 @@ impl Filter for Pick {
 
     fn message(&mut self, host: &dyn Host, queue: u32) {
         while let Some(bytes) = host.dequeue(queue) {
+            if self.heard_passed_on(host, &bytes) {
+                continue;
+            }
             match Message::decode(&bytes) {
                 Some(message) => self.hear(host, message),
                 None => log::warn!("{}: a message of another worker makes no sense", Self::NAME),
@@ -406,14 +449,23 @@ impl Pick {
     /// A filter of a configuration.
     pub fn new(config: Config, host: &dyn Host) -> Result<Self, Invalid> {
         let mut random = Random::new(host.random());
-        let count = |name| host.define(Kind::Counter, name);
+        let count = |name| count(host, name);
         let peers = Peers::new(group(&config));
         let scrape = |signals| Scrape::new(signals, &config.pools, peers.group(), host);
+        let scrape = config.signals.clone().map(scrape);
+        let pushes = config.scorer.as_ref().filter(|scorer| scorer.mode == Mode::Push);
+        let push = pushes.map(|scorer| Push::new(scorer, peers.group(), host));
+        let report =
+            config.scorer.as_ref().map_or(BEAT, |scorer| Duration::from_millis(scorer.report_ms.get()));
         Ok(Self {
             pools: config.pools(random.next())?,
-            scrape: config.signals.clone().map(scrape),
+            every: scrape.as_ref().map_or(BEAT, Scrape::every).min(report),
+            scrape,
+            push,
+            active: Active::new(&config.pools),
             peers,
             explain: config.explain,
+            deadline: config.deadline,
             scorers: config
                 .scorer
                 .map(|scorer| Scorers::new(scorer, config.pools.iter().map(|pool| pool.name.as_str()))),
@@ -421,15 +473,22 @@ impl Pick {
             metrics: Metrics {
                 by_scorer: count("weir_pick_scorer_total"),
                 local: count("weir_pick_local_total"),
+                push: count("weir_pick_push_total"),
                 fallback: count("weir_pick_fallback_total"),
                 unrouted: count("weir_pick_unrouted_total"),
                 foreign: count("weir_pick_foreign_endpoint_total"),
                 no_scorer: count("weir_pick_no_scorer_total"),
                 too_long: count("weir_pick_too_long_total"),
+                too_late: count("weir_pick_too_late_total"),
                 pools: config.pools.iter().map(|spec| PoolMetrics::define(host, &spec.name)).collect(),
             },
         })
     }
+}
+
+/// Defines a counter.
+fn count(host: &dyn Host, name: &str) -> Metric {
+    host.define(Kind::Counter, name)
 }
 
 /// Workers with the same configuration share one state; another configuration starts another.

@@ -110,9 +110,13 @@ impl Peers {
     /// Tells all others.
     pub(crate) fn send(&self, host: &dyn Host, message: &Message) {
         if self.any() {
-            let bytes = message.encode();
-            self.others.iter().for_each(|queue| host.enqueue(*queue, &bytes));
+            self.send_bytes(host, &message.encode());
         }
+    }
+
+    /// Sends all others what is not one message.
+    pub(crate) fn send_bytes(&self, host: &dyn Host, bytes: &[u8]) {
+        self.others.iter().for_each(|queue| host.enqueue(*queue, bytes));
     }
 
     /// Gives a sign of life when one is due, and looks for those of the others.

@@ -55,19 +55,43 @@ impl Scorer {
         due
     }
 
-    /// Asks for an endpoint. Gives what was told along with it, or `None` when nothing was sent.
-    pub(crate) fn ask(&mut self, host: &dyn Host, request: &Reserve) -> Option<Vec<Event>> {
+    /// Asks for an endpoint for the request that has this body, which may be left out. Gives what was told along with it, or
+    /// `None` when nothing was sent.
+    pub(crate) fn ask(&mut self, host: &dyn Host, request: &Reserve, prompt: &[u8]) -> Option<Vec<Event>> {
         if !self.worth_trying(host.now()) {
             return None;
         }
         let events = self.events.drain(..self.events.len().min(WITH_A_REQUEST)).collect();
         let request = Reserve { events, ..request.clone() };
-        let body = serde_json::to_vec(&request).unwrap_or_default();
+        let body = request.write(prompt);
         if self.send(host, wire::RESERVE_PATH, &body).is_none() {
             self.failed(host, request.events, "no such cluster, or it is empty");
             return None;
         }
         Some(request.events)
+    }
+
+    /// Makes a call of another kind, whose reply is to be [`Scorer::answered`], if it is worth it.
+    pub(crate) fn call(
+        &mut self,
+        host: &dyn Host,
+        path: &str,
+        body: &[u8],
+        timeout: Duration,
+    ) -> Option<u32> {
+        if !self.worth_trying(host.now()) {
+            return None;
+        }
+        let call = host.call(&Call { cluster: &self.cluster, path, body, timeout });
+        if call.is_none() {
+            self.failed(host, Vec::new(), "no such cluster, or it is empty");
+        }
+        call
+    }
+
+    /// It answered, and what it says makes no sense.
+    pub(crate) fn babbles(&mut self, host: &dyn Host) {
+        self.failed(host, Vec::new(), "what it says makes no sense");
     }
 
     fn send(&self, host: &dyn Host, path: &str, body: &[u8]) -> Option<u32> {
@@ -80,8 +104,7 @@ impl Scorer {
         match signed {
             None => {
                 let status = reply.headers.get(":status").unwrap_or("none");
-                let within = self.timeout.as_millis();
-                self.failed(host, told, &format!("no answer within {within} ms (status {status})"));
+                self.failed(host, told, &format!("no answer in time (status {status})"));
             }
             Some(wire::JOINING) => self.failed(host, told, "it does not know yet what the others know"),
             Some(_) if !self.up => {
@@ -113,6 +136,16 @@ impl Scorer {
         if self.events.len() < KEPT {
             self.events.push_back(event);
         }
+    }
+
+    /// Notes that a request was booked here. Says whether it will be told: while much waits already, what is over there is better
+    /// told than what begins, and the other half is for the ends of these.
+    pub(crate) fn note_booked(&mut self, event: Event) -> bool {
+        let fits = self.events.len() < KEPT / 2;
+        if fits {
+            self.events.push_back(event);
+        }
+        fits
     }
 
     /// What was to be told.

@@ -72,14 +72,19 @@ impl Scorers {
         self.config.telemetry
     }
 
+    /// The body that `extract` left for them, once: a copy that stayed would live as long as the answer takes.
+    pub(crate) fn take_body(&self, host: &dyn Host) -> Vec<u8> {
+        let most = self.config.max_body_bytes;
+        let left = (most > 0).then(|| host.property(&[wire::BODY])).flatten().unwrap_or_default();
+        if !left.is_empty() {
+            host.set_property(wire::BODY, b"");
+        }
+        if left.len() <= most { left } else { Vec::new() }
+    }
+
     /// How long a scorer that failed is left alone.
     pub(crate) fn retry(&self) -> Duration {
         Duration::from_millis(self.config.retry_ms.get())
-    }
-
-    /// How often [`Scorers::report`] is due.
-    pub(crate) fn report_every(&self) -> Duration {
-        Duration::from_millis(self.config.report_ms.get())
     }
 
     /// Whom to ask for the pool at a place.
@@ -87,12 +92,19 @@ impl Scorers {
         self.orders.get(pool).cloned().unwrap_or_default()
     }
 
-    /// Asks the first of `order` that is worth it. `None` when nothing was sent.
-    pub(crate) fn ask(&mut self, host: &dyn Host, order: &[usize], request: &Reserve) -> Option<Asked> {
+    /// Asks the first of `order` that is worth it, for the request that has this body; it may be left out. `None` when nothing was
+    /// sent.
+    pub(crate) fn ask(
+        &mut self,
+        host: &dyn Host,
+        order: &[usize],
+        request: &Reserve,
+        body: &[u8],
+    ) -> Option<Asked> {
         let mut order = order.iter();
         while let Some(&by) = order.next() {
             let Some(scorer) = self.each.get_mut(by) else { continue };
-            if let Some(told) = scorer.ask(host, request) {
+            if let Some(told) = scorer.ask(host, request, body) {
                 return Some(Asked { by, told, others: order.copied().collect() });
             }
         }
@@ -109,6 +121,33 @@ impl Scorers {
         read.filter(|_| reply.headers.get(":status") == Some("200")).map_or(Answer::Nothing, Answer::Reserved)
     }
 
+    /// Calls the first that is worth it, in the order of the configuration: of who listens to the same one, each hears the other a
+    /// call sooner. Gives the number of the call and who was called.
+    pub(crate) fn call(
+        &mut self,
+        host: &dyn Host,
+        path: &str,
+        body: &[u8],
+        timeout: Duration,
+    ) -> Option<(u32, usize)> {
+        let mut each = self.each.iter_mut().zip(0..);
+        each.find_map(|(scorer, by)| Some((scorer.call(host, path, body, timeout)?, by)))
+    }
+
+    /// The body of the answer to such a call, if it is one.
+    pub(crate) fn body<'r>(&mut self, host: &dyn Host, by: usize, reply: &'r Reply) -> Option<&'r [u8]> {
+        let scorer = self.each.get_mut(by)?;
+        let answered = scorer.answered(host, reply, Vec::new());
+        (answered && reply.headers.get(":status") == Some("200")).then_some(&*reply.body)
+    }
+
+    /// What that one said makes no sense.
+    pub(crate) fn babbles(&mut self, host: &dyn Host, by: usize) {
+        if let Some(scorer) = self.each.get_mut(by) {
+            scorer.babbles(host);
+        }
+    }
+
     /// What was told to the one that was asked may not have been heard. Told twice it does no harm.
     pub(crate) fn tell_again(&mut self, asked: Asked) {
         if let Some(scorer) = self.each.get_mut(asked.by) {
@@ -118,11 +157,22 @@ impl Scorers {
 
     /// Notes what became of a request of the pool at a place.
     pub(crate) fn note(&mut self, pool: usize, event: Event) {
-        let order = self.orders.get(pool).into_iter().flatten();
-        let up = order.clone().find(|at| self.each.get(**at).is_some_and(Scorer::is_up));
-        if let Some(scorer) = up.or(order.clone().next()).and_then(|at| self.each.get_mut(*at)) {
+        if let Some(scorer) = self.told_of(pool) {
             scorer.note(event);
         }
+    }
+
+    /// Notes that a request of that pool was booked here, and says whether that will be told.
+    pub(crate) fn note_booked(&mut self, pool: usize, event: Event) -> bool {
+        self.told_of(pool).is_some_and(|scorer| scorer.note_booked(event))
+    }
+
+    /// Who is told of requests of the pool at a place.
+    fn told_of(&mut self, pool: usize) -> Option<&mut Scorer> {
+        let order = self.orders.get(pool)?;
+        let up = order.iter().find(|at| self.each.get(**at).is_some_and(Scorer::is_up));
+        let at = *up.or(order.first())?;
+        self.each.get_mut(at)
     }
 
     /// Tells what has been noted; what a scorer that is away was to be told, another hears. Whether one is back is found out here and

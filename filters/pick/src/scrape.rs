@@ -5,6 +5,7 @@
 //! when it has run out. What an engine says the others hear as they hear of bookings. When each is asked and what its
 //! answer comes to is the core's to say (`weir::signals`).
 
+use crate::duty::{Duty, Held};
 use crate::peers::BEAT;
 use std::time::Duration;
 use weir::instant::Instant;
@@ -13,14 +14,14 @@ use weir::random::Random;
 use weir::signals::{self, Config, Reading, Rhythm, Scraped};
 use weir_host::{Fetch, Host, Kind, Metric, Reply};
 
-/// For so long one worker asks, unless it renews that.
+/// Another worker asks once the one that did has been silent for so long.
 const TERM: Duration = Duration::from_secs(3);
 
 /// The engines, and who asks them.
 #[derive(Debug)]
 pub(crate) struct Scrape {
     config: Config,
-    lease: Lease,
+    duty: Duty,
     engines: Vec<Engine>,
     metrics: [(Scraped, Metric); 3],
 }
@@ -73,7 +74,7 @@ impl Scrape {
             (scraped, host.define(Kind::Counter, &name))
         };
         let metrics = [Scraped::Good, Scraped::Unknown, Scraped::Failed].map(count);
-        Self { config, lease: Lease::new(group), engines, metrics }
+        Self { config, duty: Duty::new(group, "scrape", TERM), engines, metrics }
     }
 
     /// How often [`Scrape::ask`] is to be called: so often that phases can differ.
@@ -84,7 +85,11 @@ impl Scrape {
 
     /// Asks those that are due, if it is this worker that asks.
     pub(crate) fn ask(&mut self, host: &dyn Host, own: u32, random: &mut Random) {
-        if !self.lease.is_held(host, own) {
+        let held = self.duty.is_held(host, own);
+        if held == Held::Anew {
+            log::info!("weir-pick: this worker asks engines how they are");
+        }
+        if held == Held::No {
             return self.engines.iter_mut().for_each(|engine| engine.due = None);
         }
         let now = host.now();
@@ -155,7 +160,7 @@ impl Engine {
     }
 
     fn fetch(&self, host: &dyn Host, path: &str, timeout: Duration) -> Option<u32> {
-        host.fetch(&Fetch { cluster: &self.cluster, endpoint: &self.asked_at, path, timeout })
+        host.fetch(&Fetch { cluster: &self.cluster, endpoint: &self.asked_at, path, body: &[], timeout })
     }
 
     /// Counts it, and says so where it is another outcome than before.
@@ -170,50 +175,6 @@ impl Engine {
         }
         self.last = scraped;
     }
-}
-
-/// Who asks, in shared data: the holder's queue and until when it holds it.
-#[derive(Debug)]
-struct Lease {
-    name: String,
-    /// Until when this worker holds it.
-    until: Option<Instant>,
-    looked: Option<Instant>,
-}
-
-impl Lease {
-    fn new(group: &str) -> Self {
-        Self { name: format!("{group}.scrape"), until: None, looked: None }
-    }
-
-    /// Whether this worker, which listens on queue `own`, holds it. Takes it where it is free, and renews it in time.
-    fn is_held(&mut self, host: &dyn Host, own: u32) -> bool {
-        let now = host.now();
-        if self.looked.is_none_or(|looked| now.since(looked) >= BEAT) {
-            self.looked = Some(now);
-            let held = host.shared(&self.name);
-            let holder = held.as_ref().and_then(|(bytes, _)| read(bytes));
-            let is_free = holder.is_none_or(|(holder, until)| holder == own || now >= until);
-            let until = now + TERM;
-            let bytes = [&own.to_le_bytes()[..], &until.nanos().to_le_bytes()].concat();
-            let taken = is_free
-                && match held {
-                    Some((_, version)) => host.set_shared(&self.name, &bytes, Some(version)),
-                    None => host.create_shared(&self.name, &bytes),
-                };
-            if taken && self.until.is_none_or(|until| until <= now) {
-                log::info!("weir-pick: this worker asks engines how they are");
-            }
-            self.until = taken.then_some(until);
-        }
-        self.until.is_some_and(|until| now < until)
-    }
-}
-
-fn read(bytes: &[u8]) -> Option<(u32, Instant)> {
-    let (holder, until) = bytes.split_first_chunk()?;
-    let until = u64::from_le_bytes(until.try_into().ok()?);
-    Some((u32::from_le_bytes(*holder), Instant::from_nanos(until)))
 }
 
 #[cfg(test)]

@@ -10,10 +10,14 @@ impl Pick {
     fn tell_all(&self, host: &dyn Host, queue: u32) {
         let messages = self.pools.prefixes().chain(self.pools.outstanding(host.now()));
         messages.for_each(|message| Peers::tell(host, queue, &message));
+        self.tell_standing(host, queue);
     }
 
     /// What another worker did, or an engine said.
     pub(crate) fn hear(&mut self, host: &dyn Host, message: Message) {
+        if let Some(push) = &mut self.push {
+            push.note(host, &message);
+        }
         match message {
             Message::Hello { queue } => {
                 self.peers.read_list(host);

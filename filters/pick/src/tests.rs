@@ -1,3 +1,7 @@
+mod active;
+mod deadline;
+mod hedge;
+
 use super::*;
 use serde_json::json;
 use std::rc::Rc;
@@ -209,7 +213,8 @@ fn what_was_not_told_to_a_scorer_that_failed_is_told_later() {
     worker.world().pass(Duration::from_secs(2));
     let trying = ask(&mut worker, 3);
     let again: Reserve = serde_json::from_slice(&trying.see().calls().remove(0).body).unwrap();
-    assert_eq!(again.events, told.events);
+    assert_eq!(again.events[..1], told.events);
+    assert!(matches!(&again.events[1..], [Event::Booked { lease, .. }] if *lease == told.lease), "{again:?}");
 }
 
 #[test]
@@ -234,19 +239,59 @@ fn a_report_that_was_not_heard_is_told_again_even_when_no_request_comes() {
 }
 
 #[test]
-fn a_scorer_that_was_not_asked_is_told_nothing() {
+fn a_scorer_that_comes_back_is_told_what_was_chosen_without_it() {
     let mut worker = Worker::new(&with_scorer("scorer"));
     let mut failing = ask(&mut worker, 1);
     worker.reply(&mut failing, &[(":status", "504")], b"");
     let alone = ask(&mut worker, 2);
     assert!(!alone.held());
+    let places = [&failing, &alone].map(|exchange| destination(exchange)[0].clone());
     worker.finish(alone);
     worker.world().pass(Duration::from_secs(2));
     worker.tick();
-    assert!(worker.calls().is_empty());
+    let report: Vec<Event> = serde_json::from_slice(&worker.calls().remove(0).body).unwrap();
+    let [
+        Event::Booked { endpoint: first, demand, lease: open, .. },
+        Event::Booked { endpoint: second, lease, .. },
+        end,
+    ] = &report[..]
+    else {
+        panic!("{report:?}")
+    };
+    assert_eq!((first, second, demand.prompt_tokens), (&places[0], &places[1], 336));
+    assert_eq!(*end, Event::End { pool: "p".into(), lease: *lease, answered: None });
+    worker.told(&[(":status", "204"), (wire::SCORER, "1")], b"");
     worker.finish(failing);
     worker.tick();
-    assert_eq!(worker.calls().len(), 1, "its reserve may have arrived after all");
+    let report: Vec<Event> = serde_json::from_slice(&worker.calls().remove(0).body).unwrap();
+    assert_eq!(report, [Event::End { pool: "p".into(), lease: *open, answered: None }]);
+}
+
+#[test]
+fn while_a_scorer_is_away_for_long_only_so_much_waits_for_it_and_no_end_is_missing() {
+    let mut worker = Worker::new(&with_scorer("scorer"));
+    let mut failing = ask(&mut worker, 1);
+    worker.reply(&mut failing, &[(":status", "504")], b"");
+    worker.finish(failing);
+    for prompt in 0..6_000 {
+        let exchange = ask(&mut worker, prompt);
+        worker.finish(exchange);
+    }
+    let (mut booked, mut ended) = (Vec::new(), Vec::new());
+    worker.world().pass(Duration::from_secs(2));
+    while worker.tick() {
+        let Some(call) = worker.calls().pop() else { break };
+        for event in serde_json::from_slice::<Vec<Event>>(&call.body).unwrap() {
+            match event {
+                Event::Booked { lease, .. } => booked.push(lease),
+                Event::End { lease, .. } => ended.push(lease),
+                other => panic!("{other:?}"),
+            }
+        }
+        worker.told(&[(":status", "204"), (wire::SCORER, "1")], b"");
+    }
+    assert_eq!(booked, ended);
+    assert!((1_000..=5_000).contains(&booked.len()), "{}", booked.len());
 }
 
 /// Two workers of one Envoy, the second of which joins later.
@@ -779,6 +824,30 @@ fn with_two(mode: &str) -> String {
         .unwrap()
         .push(serde_json::from_str::<serde_json::Value>(CONFIG).unwrap()["pools"][0].clone());
     config.to_string()
+}
+
+#[test]
+fn a_scorer_that_reads_prompts_is_sent_the_body_as_is_every_other_that_is_asked_instead() {
+    let mut config: serde_json::Value = serde_json::from_str(&with_two("open")).unwrap();
+    config["scorer"]["max_body_bytes"] = 8.into();
+    let mut worker = Worker::new(&config.to_string());
+    let blocks = wire::write_blocks("dialect=chat stream=0 prompt_tokens=336 prompt_units=21 model=m", &[1]);
+    let behind = |exchange: &Exchange<Pick>| {
+        let call = exchange.see().calls().remove(0);
+        let (request, at) = Reserve::read(&call.body).unwrap();
+        assert_eq!(request.blocks.0, [1]);
+        String::from_utf8(call.body[at..].to_vec()).unwrap()
+    };
+    let mut exchange = worker.request(&[], &[(wire::BLOCKS, &*blocks), (wire::BODY, b"{\"a\":1}")], false);
+    assert_eq!(behind(&exchange), "{\"a\":1}");
+    worker.reply(&mut exchange, &[(":status", "503")], b"");
+    assert_eq!(behind(&exchange), "{\"a\":1}");
+    worker.reply(&mut exchange, &SCORER_200, &reserved(&["10.0.0.1:1"]));
+    assert_eq!(exchange.see().state(wire::BODY).unwrap(), "", "no copy stays while the answer is made");
+    worker.finish(exchange);
+    let long = worker.request(&[], &[(wire::BLOCKS, &*blocks), (wire::BODY, b"{\"a\":12}")], false);
+    assert_eq!((behind(&long).as_str(), long.see().state(wire::BODY).unwrap().as_str()), ("", ""));
+    worker.finish(long);
 }
 
 #[test]

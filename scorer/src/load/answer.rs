@@ -51,7 +51,7 @@ impl Target {
 
     /// Sends a body and reads the answer to its end; its text as well if `wanted`.
     pub(super) async fn ask(&self, request: &Request, body: Vec<u8>, wanted: bool) -> Answer {
-        let mut sent = self.http.post(&self.url).header(CONTENT_TYPE, "application/json").body(body);
+        let mut sent = self.http.post(self.url()).header(CONTENT_TYPE, "application/json").body(body);
         if let Some(name) = &self.tenant {
             sent = sent.header(name, format!("tenant-{}", request.tenant));
         }

@@ -17,6 +17,7 @@ use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use weir::random::Random;
 use weir_lab::report::{Summary, table};
@@ -27,9 +28,9 @@ use crate::traffic::{Traffic, above_zero, write};
 /// A gateway, how it is asked, and what for.
 #[derive(Args, Debug)]
 pub struct Load {
-    /// The gateway, as http://HOST:PORT.
-    #[arg(long)]
-    url: String,
+    /// The gateway, as http://HOST:PORT; several are asked in turn, request by request.
+    #[arg(long, value_delimiter = ',', required = true, value_name = "URL,…")]
+    url: Vec<String>,
     /// The model to ask for.
     #[arg(long)]
     model: String,
@@ -99,7 +100,9 @@ pub enum Api {
 #[derive(Debug)]
 struct Target {
     http: reqwest::Client,
-    url: String,
+    urls: Vec<String>,
+    /// Requests sent so far.
+    sent: AtomicUsize,
     api: Api,
     model: String,
     adapters: Vec<String>,
@@ -137,7 +140,7 @@ pub fn run(load: &Load, say: &dyn Fn(&str)) -> anyhow::Result<()> {
             "{} at speed {speed}: {} requests to {}, hits at most {:.1} %, good is TTFT {} ms and TPOT {} ms",
             workload.name,
             summary.offered,
-            load.url,
+            load.url.join(", "),
             summary.ceiling * 100.0,
             load.traffic.slo_ttft_ms,
             load.traffic.slo_tpot_ms
@@ -183,9 +186,12 @@ impl Load {
     }
 
     fn target(&self) -> anyhow::Result<Target> {
-        let url = reqwest::Url::parse(&self.url).with_context(|| format!("--url {}", self.url))?;
-        ensure!(url.scheme() == "http", "--url {}: expected http://, TLS is not spoken", self.url);
-        ensure!(matches!(url.path(), "" | "/"), "--url {}: expected no path, --api says it", self.url);
+        for one in &self.url {
+            let url = reqwest::Url::parse(one).with_context(|| format!("--url {one}"))?;
+            ensure!(url.scheme() == "http", "--url {one}: expected http://, TLS is not spoken");
+            ensure!(matches!(url.path(), "" | "/"), "--url {one}: expected no path, --api says it");
+        }
+        let path = if self.api == Api::Chat { "chat/completions" } else { "completions" };
         ensure!(self.concurrency > 0, "--concurrency 0: expected 1 or more");
         let more = match &self.body {
             Some(given) => match crate::lab::json_or_file(given).context("--body")? {
@@ -204,11 +210,8 @@ impl Load {
         };
         Ok(Target {
             http,
-            url: format!(
-                "{}/v1/{}",
-                self.url.trim_end_matches('/'),
-                if self.api == Api::Chat { "chat/completions" } else { "completions" }
-            ),
+            urls: self.url.iter().map(|url| format!("{}/v1/{path}", url.trim_end_matches('/'))).collect(),
+            sent: AtomicUsize::new(0),
             api: self.api,
             model: self.model.clone(),
             adapters: self.adapters.clone(),
@@ -236,6 +239,14 @@ impl Load {
             headers.insert(AUTHORIZATION, value);
         }
         Ok(headers)
+    }
+}
+
+impl Target {
+    /// Where the next request goes.
+    fn url(&self) -> &str {
+        let turn = self.sent.fetch_add(1, Ordering::Relaxed);
+        self.urls.get(turn.checked_rem(self.urls.len()).unwrap_or(0)).map_or("", String::as_str)
     }
 }
 

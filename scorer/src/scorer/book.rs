@@ -1,5 +1,6 @@
 //! The book: pools behind a lock, and what each call does to them.
 
+use super::active::Due;
 use super::decisions::{Decision, Decisions};
 use super::metrics::{Metrics, NO_ENDPOINT};
 use super::replicas::Link;
@@ -19,13 +20,15 @@ use weir::kv::{self, News};
 use weir::limit::Tally;
 use weir::policy::{Attributes, Demand};
 use weir::pool::{Among, Ask, Load, Message, Pools, Precise, Pressure, Report, Said};
+use weir::random::Random;
+use weir::replicas::Listeners;
 use weir::wire::{Event, Reserve, Reserved};
 
 /// A running scorer.
 #[derive(Debug)]
 pub struct Scorer {
     pools: Mutex<Pools>,
-    metrics: Metrics,
+    pub(super) metrics: Metrics,
     clock: Clock,
     decisions: Decisions,
     telemetry: Option<Arc<Telemetry>>,
@@ -35,6 +38,8 @@ pub struct Scorer {
     readers: BTreeMap<String, Reader>,
     /// To other scorers, where there are some.
     link: Option<Arc<Link>>,
+    /// Proxies that choose by themselves and hear what happens. Taken after the book, where both are.
+    listeners: Mutex<Listeners>,
     /// Pools whose endpoints do not come from the configuration.
     discovered: BTreeSet<String>,
 }
@@ -98,6 +103,7 @@ impl Scorer {
             decisions: Decisions::default(),
             readers,
             link: link.map(Arc::new),
+            listeners: Mutex::new(Listeners::new(clock::seed() | 1)),
             discovered: config.discovery.keys().cloned().collect(),
         })
     }
@@ -120,6 +126,23 @@ impl Scorer {
     /// A thread that died while it held the lock left the book whole: the core does not panic half way.
     fn pools(&self) -> MutexGuard<'_, Pools> {
         self.pools.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn listeners(&self) -> MutexGuard<'_, Listeners> {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether anybody is to hear of what happens here.
+    fn is_heard(&self) -> bool {
+        self.link.is_some() || !self.listeners().is_empty()
+    }
+
+    /// Tells those who are to hear of it what happened here.
+    fn tell(&self, message: Message) {
+        if let Some(link) = &self.link {
+            link.tell(message.clone());
+        }
+        self.listeners().note(None, message);
     }
 
     /// What turns requests of the pool of that name into tokens, where its engines say what they hold.
@@ -171,12 +194,12 @@ impl Scorer {
             self.metrics.shut(name);
             return Ok(Reserved { shut: Some(shut.into()), ..Reserved::default() });
         };
-        if let (Some(link), Some(first)) = (&self.link, choice.order.first()) {
+        if let Some(first) = choice.order.first().filter(|_| self.is_heard()) {
             let mut booked = Message::booked(place as u16, ask.lease, first, &ask.ask(), choice.probe);
             if let Message::Booked { prefill, .. } = &mut booked {
                 prefill.clone_from(&choice.prefill);
             }
-            link.tell(booked);
+            self.tell(booked);
         }
         let is_watched = self.decisions.wants(now);
         let why = (ask.explain || is_watched).then(|| pool.why(&choice, now));
@@ -216,7 +239,8 @@ impl Scorer {
     /// Events of pools and leases that are not known here are let go: they are from before a restart.
     fn note(&self, pools: &mut Pools, events: &[Event], now: Instant) {
         for event in events {
-            let (Event::FirstToken { pool, .. }
+            let (Event::Booked { pool, .. }
+            | Event::FirstToken { pool, .. }
             | Event::Attempted { pool, .. }
             | Event::Went { pool, .. }
             | Event::End { pool, .. }) = event;
@@ -225,28 +249,59 @@ impl Scorer {
                 telemetry.went(pool, *lease, went);
             }
             let Some(message) = event.message(place as u16) else { continue };
-            match (pools.hear(&message, now), event) {
-                (Some(Moved::Out), Event::Attempted { pool, endpoint, outcome, .. }) => {
-                    self.metrics.tripped(pool);
-                    log::warn!("pool {pool:?}: {endpoint} is out: {}", outcome.write());
-                }
-                (Some(Moved::Back), Event::Attempted { pool, endpoint, .. }) => {
-                    log::info!("pool {pool:?}: {endpoint} is back");
-                }
-                _ => {}
+            if let (Some(moved), Event::Attempted { pool, endpoint, outcome, .. }) =
+                (pools.hear(&message, now), event)
+            {
+                self.moved(pool, endpoint, moved, &outcome.write());
             }
-            if let Some(link) = &self.link {
-                link.tell(message);
-            }
+            self.tell(message);
         }
     }
 
-    /// Ends the leases whose time is up.
+    /// An endpoint went out, or is back.
+    pub(super) fn moved(&self, pool: &str, endpoint: &str, moved: Moved, why: &str) {
+        match moved {
+            Moved::Out => {
+                self.metrics.tripped(pool);
+                log::warn!("pool {pool:?}: {endpoint} is out: {why}");
+            }
+            Moved::Back => log::info!("pool {pool:?}: {endpoint} is back"),
+        }
+    }
+
+    /// Whether any pool tries endpoints that are out without a client's request.
+    pub(super) fn probes_actively(&self) -> bool {
+        self.pools().iter().any(|(_, pool)| pool.active_probe().is_some())
+    }
+
+    /// Books a probe of each endpoint that is due for one.
+    pub(super) fn due(&self, random: &mut Random) -> Vec<Due> {
+        let mut pools = self.pools();
+        let now = self.clock.now();
+        let mut due = Vec::new();
+        for (place, (name, pool)) in pools.iter().enumerate() {
+            let Some(probe) = pool.active_probe() else { continue };
+            due.extend(pool.to_probe(now).map(|endpoint| {
+                let (pool, endpoint, probe) = (name.to_owned(), endpoint.to_owned(), probe.clone());
+                (place, Due { pool, endpoint, lease: random.next(), probe })
+            }));
+        }
+        let booked = |(place, due): (usize, Due)| {
+            let message = Message::booked(place as u16, due.lease, &due.endpoint, &Ask::default(), true);
+            pools.hear(&message, now);
+            self.tell(message);
+            due
+        };
+        due.into_iter().map(booked).collect()
+    }
+
+    /// Ends the leases whose time is up, and forgets the proxies that have gone.
     pub fn expire(&self) {
         let now = self.clock.now();
         for (name, pool) in self.pools().iter_mut() {
             self.metrics.expired(name, pool.expire(now));
         }
+        self.listeners().forget(now);
     }
 
     /// Gives every pool the endpoints that a configuration, accepted as a whole, has for it.
@@ -302,7 +357,10 @@ impl Scorer {
 
     /// An endpoint said how it is.
     pub fn hear(&self, address: &str, report: &Report) {
-        self.pools().iter_mut().for_each(|(_, pool)| pool.hear(address, report));
+        let said = Message::Said { endpoint: address.to_owned(), report: report.clone() };
+        let mut pools = self.pools();
+        pools.hear(&said, self.clock.now());
+        self.listeners().note(None, said);
     }
 
     /// An endpoint was asked how it is.
@@ -357,6 +415,7 @@ impl Scorer {
             self.metrics.exported(telemetry.counts());
         }
         self.metrics.shares(self.shares.keys(), self.shares.store_up());
+        self.metrics.listening(self.listeners().len());
         if let Some(link) = &self.link {
             link.count(&self.metrics.replicas, self.clock.now());
         }

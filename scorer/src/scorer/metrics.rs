@@ -40,6 +40,7 @@ pub(super) struct Metrics {
     scrapes: IntCounterVec,
     shared_keys: IntGauge,
     store_up: IntGauge,
+    listeners: IntGauge,
     pub(super) precise: precise::Counters,
     pub(super) replicas: Gauges,
     exported: IntCounterVec,
@@ -103,6 +104,11 @@ impl Metrics {
             "1 while the store of shared limits answers, or there is none.",
         )?;
         let (shared_keys, store_up) = (registered(&registry, shared_keys)?, registered(&registry, store_up)?);
+        let listeners = IntGauge::new(
+            "weir_scorer_listeners",
+            "Proxies that choose by themselves and hear of all that happens.",
+        )?;
+        let listeners = registered(&registry, listeners)?;
         let replicas = Gauges::new(&registry)?;
         let exported = count(
             "weir_scorer_otel_total",
@@ -137,6 +143,7 @@ impl Metrics {
             scrapes,
             shared_keys,
             store_up,
+            listeners,
             replicas,
             exported,
         })
@@ -160,9 +167,21 @@ impl Metrics {
 
     /// A request was booked, with so many tokens, of which so many are believed to be cached.
     pub(super) fn reserved(&self, pool: &str, prompt_tokens: u32, cached_tokens: u32) {
-        self.reservations.with_label_values(&[pool]).inc();
-        self.prompt_tokens.with_label_values(&[pool]).inc_by(u64::from(prompt_tokens));
-        self.cached_tokens.with_label_values(&[pool]).inc_by(u64::from(cached_tokens));
+        self.booked(pool, 1, prompt_tokens.into(), cached_tokens.into());
+    }
+
+    /// The same of so many requests.
+    pub(super) fn booked(&self, pool: &str, requests: u64, prompt_tokens: u64, cached_tokens: u64) {
+        if requests > 0 {
+            self.reservations.with_label_values(&[pool]).inc_by(requests);
+            self.prompt_tokens.with_label_values(&[pool]).inc_by(prompt_tokens);
+            self.cached_tokens.with_label_values(&[pool]).inc_by(cached_tokens);
+        }
+    }
+
+    /// So many proxies listen.
+    pub(super) fn listening(&self, proxies: usize) {
+        self.listeners.set(i64::try_from(proxies).unwrap_or(i64::MAX));
     }
 
     /// A request of so many tokens got no endpoint.

@@ -1,8 +1,10 @@
-//! The scorer: the pools of the core, shared by many gateways, behind four small calls.
+//! The scorer: the pools of the core, shared by many gateways, behind a few small calls.
 //!
 //! One gateway knows only its own load. Several that share a pool ask here, and choosing stays one step with
 //! booking, because there is one book: [`weir::pool::Pools`] behind one lock, held for the microseconds of a
 //! choice and never across an await. One thread is enough, and more would only wait for each other.
+//!
+//! Gateways that rather choose by themselves are told all that happens, and tell what they do (`news.rs`).
 //!
 //! Limits that gateways share are kept here too, in memory or in a store that several scorers share (`shares.rs`).
 //!
@@ -12,11 +14,13 @@
 //! unknown and ignored; what was believed comes back with the traffic. A lease of which nobody reports the end
 //! ends by itself.
 
+mod active;
 mod book;
 mod config;
 mod decisions;
 mod gauges;
 mod metrics;
+mod news;
 mod precise;
 mod replicas;
 mod routes;
@@ -25,6 +29,7 @@ mod shares;
 mod store;
 mod watch;
 
+pub use active::probe;
 pub use book::{PoolLoad, Scorer};
 pub use config::Config;
 pub use decisions::Decision;
@@ -97,6 +102,9 @@ pub fn run(file: &Path, listen: Option<SocketAddr>) -> anyhow::Result<()> {
         }
         if let Some(signals) = config.signals.clone() {
             tokio::spawn(scrape(Arc::clone(&scorer), signals));
+        }
+        if scorer.probes_actively() {
+            tokio::spawn(probe(Arc::clone(&scorer)));
         }
         precise::listen(&scorer, &config)?;
         discovery::follow(&scorer, &config.discovery)?;

@@ -3,7 +3,7 @@
 //! The signature ([`wire::SCORER`]) tells a scorer's refusal from the answer that Envoy makes up when the scorer
 //! is late or gone. A refusal says why in `error`; what a caller sent is never logged.
 
-use super::Scorer;
+use super::{Scorer, news};
 use axum::Json;
 use axum::Router;
 use axum::body::Bytes;
@@ -34,27 +34,30 @@ pub enum Refused {
     NoStore,
     /// This scorer does not know yet what the others know.
     Joining,
+    /// More proxies listen than may.
+    Crowded,
     /// The body is not what is expected; where, and why.
     Unreadable(String),
-    /// The body is too large.
-    TooLarge,
+    /// The body is larger than so many bytes.
+    TooLarge(usize),
 }
 
 impl Refused {
     /// All reasons, as metrics name them.
-    pub const REASONS: [&str; 6] =
-        ["unknown_pool", "no_endpoint", "no_store", "joining", "unreadable", "too_large"];
+    pub const REASONS: [&str; 7] =
+        ["unknown_pool", "no_endpoint", "no_store", "joining", "crowded", "unreadable", "too_large"];
 
     /// The reason, as metrics name it.
     pub fn reason(&self) -> &'static str {
-        let [unknown_pool, no_endpoint, no_store, joining, unreadable, too_large] = Self::REASONS;
+        let [unknown_pool, no_endpoint, no_store, joining, crowded, unreadable, too_large] = Self::REASONS;
         match self {
             Self::UnknownPool(_) => unknown_pool,
             Self::NoEndpoint(_) => no_endpoint,
             Self::NoStore => no_store,
             Self::Joining => joining,
+            Self::Crowded => crowded,
             Self::Unreadable(_) => unreadable,
-            Self::TooLarge => too_large,
+            Self::TooLarge(_) => too_large,
         }
     }
 }
@@ -70,9 +73,10 @@ impl IntoResponse for Refused {
             Self::Joining => {
                 (StatusCode::SERVICE_UNAVAILABLE, "what the others know is not known yet".into())
             }
+            Self::Crowded => (StatusCode::SERVICE_UNAVAILABLE, "too many proxies listen".into()),
             Self::Unreadable(why) => (StatusCode::BAD_REQUEST, why),
-            Self::TooLarge => {
-                (StatusCode::PAYLOAD_TOO_LARGE, format!("the message is larger than {MOST_BYTES} bytes"))
+            Self::TooLarge(most) => {
+                (StatusCode::PAYLOAD_TOO_LARGE, format!("the message is larger than {most} bytes"))
             }
         };
         let mut response = (status, Json(json!({ "error": why }))).into_response();
@@ -89,6 +93,7 @@ pub(super) fn router(scorer: Arc<Scorer>) -> Router {
     Router::new()
         .route(wire::RESERVE_PATH, post(reserve).layer(DefaultBodyLimit::max(most)))
         .route(wire::REPORT_PATH, post(report))
+        .route(wire::NEWS_PATH, post(tell_news).layer(DefaultBodyLimit::max(news::MOST_BYTES)))
         .route(wire::ALLOWANCES_PATH, post(allowances))
         .route("/v1/loads", get(loads))
         .route("/metrics", get(metrics))
@@ -107,9 +112,10 @@ async fn sign(State(scorer): State<Arc<Scorer>>, mut response: Response) -> Resp
 
 type Body = Result<Bytes, BytesRejection>;
 
-fn whole(body: Body) -> Result<Bytes, Refused> {
+/// The whole body, of at most so many bytes.
+fn whole(body: Body, most: usize) -> Result<Bytes, Refused> {
     body.map_err(|rejection| match rejection.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => Refused::TooLarge,
+        StatusCode::PAYLOAD_TOO_LARGE => Refused::TooLarge(most),
         _ => Refused::Unreadable("the body broke off".into()),
     })
 }
@@ -119,7 +125,7 @@ fn unreadable(invalid: Invalid) -> Refused {
 }
 
 fn read<T: DeserializeOwned>(body: Body) -> Result<T, Refused> {
-    invalid::read(&whole(body)?).map_err(unreadable)
+    invalid::read(&whole(body, MOST_BYTES)?).map_err(unreadable)
 }
 
 async fn reserve(State(scorer): State<Arc<Scorer>>, body: Body) -> Response {
@@ -144,10 +150,10 @@ async fn reserve(State(scorer): State<Arc<Scorer>>, body: Body) -> Response {
 
 /// Turns the request into tokens, where its pool wants that, and chooses.
 async fn choose(scorer: &Scorer, message: Body) -> Result<(Reserve, Reserved), Refused> {
-    let message = whole(message)?;
+    let message = whole(message, MOST_BYTES)?;
     let (ask, body): (Reserve, usize) = Reserve::read(&message).map_err(unreadable)?;
     if body > MOST_BYTES {
-        return Err(Refused::TooLarge);
+        return Err(Refused::TooLarge(MOST_BYTES));
     }
     let read = match scorer.reader(&ask.pool) {
         Some(reader) => Some(reader.read(message.slice(body..), ask.demand.adapter).await),
@@ -163,6 +169,17 @@ async fn report(State(scorer): State<Arc<Scorer>>, body: Body) -> Response {
             scorer.report(&events);
             StatusCode::NO_CONTENT.into_response()
         }
+        Err(refused) => refuse(&scorer, refused),
+    }
+}
+
+async fn tell_news(State(scorer): State<Arc<Scorer>>, body: Body) -> Response {
+    let told = match scorer.is_ready() {
+        true => whole(body, news::MOST_BYTES).and_then(|message| scorer.news(&message)),
+        false => Err(Refused::Joining),
+    };
+    match told {
+        Ok(told) => told.encode().into_response(),
         Err(refused) => refuse(&scorer, refused),
     }
 }

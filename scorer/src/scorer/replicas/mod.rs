@@ -25,7 +25,7 @@ use weir::breaker::Moved;
 use weir::instant::Instant;
 use weir::invalid::Invalid;
 use weir::pool::Message;
-use weir::replicas::{Frame, Kind, ReplicaId, Replicas};
+use weir::replicas::{Frame, Kind, LISTENS, ReplicaId, Replicas};
 
 /// Most bytes that wait to be told: seconds of what a scorer can do.
 const MOST_WAITING: usize = 16 << 20;
@@ -74,7 +74,7 @@ impl Link {
     /// A link to whoever shares the store, if the configuration has that; connects to nothing yet.
     pub(super) fn new(config: &ScorerConfig, now: Instant) -> Result<Option<Self>, Invalid> {
         let (Some(replicas), Some(store)) = (&config.replicas, &config.store) else { return Ok(None) };
-        let own = clock::seed();
+        let own = clock::seed() & !LISTENS;
         let until = now + Duration::from_millis(replicas.join_ms.get());
         Ok(Some(Self {
             client: store.client()?,
@@ -151,7 +151,10 @@ impl Link {
         let (from, is_hello) = (frame.from, frame.kind == Kind::Hello { asks: None });
         let (heard, own) = scorer.with_pools(|pools, now| {
             let mut replicas = self.replicas();
-            let heard = replicas.hear(pools, frame, now);
+            let mut heard = replicas.hear(pools, frame, now);
+            let mut listeners = scorer.listeners();
+            heard.news.drain(..).for_each(|message| listeners.note(None, message));
+            drop(listeners);
             let names: Vec<String> = pools.iter().map(|(name, _)| name.to_owned()).collect();
             for (place, endpoint, moved) in &heard.moved {
                 let name = names.get(usize::from(*place)).map_or("", String::as_str);
