@@ -145,7 +145,7 @@ async fn what_cannot_be_done_in_time_is_not_begun_and_short_ones_have_a_thread_t
     let turns = reader.long.acquire_many(1).await.unwrap();
     assert_eq!(reader.long.available_permits(), 0);
     assert!(reader.turns.available_permits() > 0);
-    let hasty = Reader { timeout: Duration::from_millis(200), ..reader.clone() };
+    let hasty = Reader { timeout: Duration::from_millis(200), pace: Arc::default(), ..reader.clone() };
     assert_eq!(hasty.read(long.clone(), None).await, Err(Unread::Late));
     reader.read(short.clone(), None).await.unwrap();
     drop(turns);
