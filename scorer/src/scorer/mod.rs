@@ -42,10 +42,10 @@ pub use watch::Watch;
 pub use weir::signals::{Config as Signals, Scraped};
 
 use crate::discovery;
+use crate::http::{self, Bounds};
 use crate::picker::{self, Picker};
 use crate::{admin, otel};
 use anyhow::Context;
-use axum::serve::ListenerExt;
 use std::future::Future;
 use std::io::Write;
 use std::net::SocketAddr;
@@ -155,30 +155,24 @@ pub async fn serve(
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> std::io::Result<()> {
     let expiry = tokio::spawn(expire(Arc::clone(&scorer)));
-    let listener = listener.tap_io(|connection| {
-        // Answers are small and awaited: none waits for a second one to share its packet.
-        if let Err(error) = connection.set_nodelay(true) {
-            log::debug!("set_nodelay: {error}");
-        }
-    });
     let (say, heard) = tokio::sync::oneshot::channel();
     let stop = async move {
         stop.await;
         let _ = say.send(());
     };
-    let server = axum::serve(listener, routes::router(scorer)).with_graceful_shutdown(stop);
+    let server = http::serve(listener, routes::router(scorer), Bounds::default(), stop);
     let patience = async {
         match heard.await {
             Ok(()) => tokio::time::sleep(GRACE).await,
             Err(_) => std::future::pending().await,
         }
     };
-    let result = tokio::select! {
-        result = server.into_future() => result,
-        () = patience => Ok(()),
-    };
+    tokio::select! {
+        () = server => {}
+        () = patience => {}
+    }
     expiry.abort();
-    result
+    Ok(())
 }
 
 /// Ends the leases whose time is up, also while nobody asks for anything.
