@@ -214,6 +214,17 @@ impl From<Closed> for Shut {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields, tag = "event", rename_all = "snake_case")]
 pub enum Event {
+    /// It was booked by the proxy, since no scorer answered in time. Of its prompt no more is told than its size.
+    Booked {
+        /// The pool, by its name.
+        pool: String,
+        /// The lease's name.
+        lease: u64,
+        /// The endpoint.
+        endpoint: String,
+        /// What the request brings.
+        demand: Demand,
+    },
     /// Its first token came.
     FirstToken {
         /// The pool, by its name.
@@ -495,6 +506,10 @@ impl Event {
     /// The same among those who keep the same pools, if it concerns them; its pool is at this place.
     pub fn message(&self, place: u16) -> Option<Message> {
         Some(match self.clone() {
+            Self::Booked { lease, endpoint, demand, .. } => {
+                let ask = Ask { blocks: &[], demand, prompt: None };
+                Message::booked(place, lease, &endpoint, &ask, false)
+            }
             Self::FirstToken { lease, served, .. } => Message::FirstToken { pool: place, lease, served },
             Self::Attempted { lease, endpoint, outcome, .. } => {
                 Message::Attempted { pool: place, lease, endpoint, outcome }
