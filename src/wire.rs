@@ -2,7 +2,8 @@
 //!
 //! **Between filters**, facts and usage travel as Envoy filter state, one line of `key=value` each, so that the
 //! access log can print them (`%FILTER_STATE(wasm.weir.facts:PLAIN)%`); they hold no text of a prompt. For
-//! `pick` they go once more with the block hashes behind them: one read instead of two.
+//! `pick` they go once more with the block hashes behind them: one read instead of two. Where a scorer is to read prompts itself
+//! the body is there, too, until it has been asked.
 //!
 //! **Between `pick` and the scorer**, HTTP/1.1 with JSON: `docs/design.md` says why.
 
@@ -50,6 +51,12 @@ pub const DESTINATION: &str = "x-gateway-destination-endpoint";
 pub const TRACEPARENT: &str = "traceparent";
 /// Header: how often Envoy may retry this request.
 pub const MAX_RETRIES: &str = "x-envoy-max-retries";
+/// Header: how many milliseconds Envoy gives a request, all attempts together.
+pub const TIMEOUT: &str = "x-envoy-upstream-rq-timeout-ms";
+/// Header: how many milliseconds Envoy gives an attempt to begin its answer.
+pub const PER_TRY_TIMEOUT: &str = "x-envoy-upstream-rq-per-try-timeout-ms";
+/// Header: `true` has Envoy send the next attempt after that time without ending this one.
+pub const HEDGE: &str = "x-envoy-hedge-on-per-try-timeout";
 
 /// Headers that steer the gateway and that a client may not set. Removed on entry, in every case.
 pub const CONTROL: [&str; 21] = [
@@ -70,9 +77,9 @@ pub const CONTROL: [&str; 21] = [
     MAX_RETRIES,
     "x-envoy-retriable-status-codes",
     "x-envoy-retriable-header-names",
-    "x-envoy-upstream-rq-timeout-ms",
-    "x-envoy-upstream-rq-per-try-timeout-ms",
-    "x-envoy-hedge-on-per-try-timeout",
+    TIMEOUT,
+    PER_TRY_TIMEOUT,
+    HEDGE,
     "x-envoy-upstream-alt-stat-name",
 ];
 
@@ -92,6 +99,9 @@ pub const FACTS: &str = "weir.facts";
 /// Filter state: the same facts, a line feed, and the chained block hashes, eight bytes each, little end first: all
 /// that `pick` needs in one read, since a read costs over a microsecond (`extract` writes).
 pub const BLOCKS: &str = "weir.blocks";
+/// Filter state: the body, unpacked, where a scorer reads prompts itself; empty again when it has been asked
+/// (`extract` writes, if told to).
+pub const BODY: &str = "weir.body";
 /// Filter state: what was chosen and why (`pick` writes).
 pub const PICK: &str = "weir.pick";
 /// Filter state: why it was chosen, as JSON: [`crate::pool::Why`] (`pick` writes, if told to).
@@ -401,10 +411,12 @@ pub fn write_facts(facts: &Facts) -> String {
     );
     for (key, number) in [
         ("max_output_tokens", facts.max_output_tokens),
+        ("min_output_tokens", Some(facts.min_output_tokens).filter(|least| *least > 0)),
         ("thinking_tokens", facts.thinking_tokens),
         ("slo_ttft_ms", facts.slo_ttft_ms),
         ("slo_tpot_ms", facts.slo_tpot_ms),
         ("retries", Some(facts.retries).filter(|retries| *retries > 0)),
+        ("timeout_ms", facts.timeout_ms),
     ] {
         if let Some(number) = number {
             let _ = write!(line, " {key}={number}");
@@ -456,11 +468,13 @@ pub fn read_facts(line: &str) -> Option<Facts> {
             ("prompt_tokens", n) => facts.prompt_tokens = number(n)?,
             ("prompt_units", n) => facts.prompt_units = number(n)?,
             ("max_output_tokens", n) => facts.max_output_tokens = Some(number(n)?),
+            ("min_output_tokens", n) => facts.min_output_tokens = number(n)?,
             ("choices", n) => facts.choices = Some(number(n)?).filter(|n| *n > 0),
             ("thinking_tokens", n) => facts.thinking_tokens = Some(number(n)?),
             ("slo_ttft_ms", n) => facts.slo_ttft_ms = Some(number(n)?),
             ("slo_tpot_ms", n) => facts.slo_tpot_ms = Some(number(n)?),
             ("retries", n) => facts.retries = number(n)?,
+            ("timeout_ms", n) => facts.timeout_ms = Some(number(n)?),
             ("explain", "1") => facts.explain = true,
             ("priority", n) => facts.priority = Some(n.parse().ok().filter(|i: &i32| i.to_string() == n)?),
             ("tenant", hash) => facts.tenant = Some(read_hash(hash)?),
@@ -511,6 +525,17 @@ impl Reserve {
     pub fn of(pool: &str, lease: u64, ask: &Ask<'_>) -> Self {
         let (pool, blocks) = (pool.to_owned(), Blocks(ask.blocks.to_vec()));
         Self { pool, lease, demand: ask.demand, trace: None, explain: false, blocks, events: Vec::new() }
+    }
+
+    /// The message, with the body of the request behind it unless that is empty.
+    pub fn write(&self, body: &[u8]) -> Vec<u8> {
+        let mut message = serde_json::to_vec(self).unwrap_or_default();
+        if !body.is_empty() {
+            message.reserve_exact(body.len().saturating_add(1));
+            message.push(b'\n');
+            message.extend_from_slice(body);
+        }
+        message
     }
 
     /// Reads a message, and says where the body of its request begins: behind it and a line feed. Where the body is not
@@ -605,6 +630,9 @@ pub fn write_usage(report: &Report, ttft_ms: Option<f64>, tpot_ms: Option<f64>) 
     if report.status != Status::Complete && report.deltas > 0 {
         let _ = write!(line, " deltas={}", report.deltas);
     }
+    if report.unread {
+        line += " unread=1";
+    }
     for (name, ms) in [("ttft_ms", ttft_ms), ("tpot_ms", tpot_ms)] {
         if let Some(ms) = ms {
             let _ = write!(line, " {name}={ms:.3}");
@@ -629,7 +657,8 @@ pub fn read_times(line: &str) -> (Option<f64>, Option<f64>) {
 
 /// Usage from filter state; the times are left out.
 pub fn read_usage(line: &str) -> Option<Report> {
-    let mut report = Report { usage: None, status: Status::Missing, finish: None, error: None, deltas: 0 };
+    let mut report =
+        Report { usage: None, status: Status::Missing, finish: None, error: None, deltas: 0, unread: false };
     let mut usage = Usage::default();
     for field in line.split(' ') {
         match field.split_once('=')? {
@@ -639,6 +668,7 @@ pub fn read_usage(line: &str) -> Option<Report> {
             ("output", n) => usage.output = n.parse().ok()?,
             ("reasoning", n) => usage.reasoning = n.parse().ok()?,
             ("deltas", n) => report.deltas = n.parse().ok()?,
+            ("unread", "1") => report.unread = true,
             ("finish", word) => report.finish = Some(word.to_owned()),
             ("error", word) => report.error = Some(word.to_owned()),
             _ => {}
@@ -665,8 +695,8 @@ mod tests {
             (None, Status::Missing, 7),
             (None, Status::Missing, 0),
         ] {
-            let report =
-                Report { usage, status, finish: Some("stop".into()), error: Some("e".into()), deltas };
+            let (finish, error) = (Some("stop".into()), Some("e".into()));
+            let report = Report { usage, status, finish, error, deltas, unread: usage.is_none() };
             let line = write_usage(&report, Some(1.0), None);
             assert_eq!(read_times(&line), (Some(1.0), None));
             assert_eq!(read_usage(&line), Some(report));
@@ -684,12 +714,14 @@ mod tests {
             prompt_tokens: 12,
             prompt_units: 1,
             max_output_tokens: Some(7),
+            min_output_tokens: 2,
             choices: Some(3),
             effort: Some("low".into()),
             thinking_tokens: Some(3),
             slo_ttft_ms: Some(250),
             slo_tpot_ms: Some(u32::MAX),
             retries: 2,
+            timeout_ms: Some(20_000),
             explain: true,
             priority: Some(-4),
             objective: Some("batch".into()),
@@ -775,6 +807,7 @@ mod tests {
             finish: Some("stop input=9\n".into()),
             error: None,
             deltas: 4,
+            unread: false,
         };
         assert_eq!(
             write_usage(&report, Some(1.5), None),

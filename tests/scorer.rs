@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
 use futures_util::future::join_all;
-use rig::{Gateway, MODELS, Setup, chat, fields, request_id};
+use rig::{Edit, Gateway, MODELS, Setup, chat, fields, filter_config, get, repository, request_id};
+use serde_json::json;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -123,4 +124,47 @@ async fn an_end_that_a_hung_scorer_did_not_hear_is_told_again() {
     let waited = rig::wait_until("the scorer has heard of all ends", Duration::from_secs(10), back).await;
     let left = gateway.scorer_leases().await.unwrap();
     waited.unwrap_or_else(|_| panic!("{left} leases are left"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_scorer_that_reads_prompts_gets_them_through_the_filters_and_the_engine_gets_them_as_they_were() {
+    for chain in [false, true] {
+        let edit: Edit = Box::new(move |envoy| {
+            filter_config(envoy, "pick", |pick| {
+                pick["scorer"]["max_body_bytes"] = (1 << 20).into();
+                pick["scorer"]["timeout_ms"] = 5_000.into();
+            });
+            if !chain {
+                filter_config(envoy, "extract", |extract| extract["publish_body_bytes"] = (1 << 20).into());
+            }
+        });
+        let edit_scorer: Edit = Box::new(|scorer| {
+            let folder = repository().join("scorer/tests/data/tokens");
+            let (tokenizer, config) = (folder.join("tokenizer.json"), folder.join("tokenizer_config.json"));
+            let tokens = json!({"tokenizer": tokenizer, "config": config, "timeout_ms": 4_000});
+            scorer["precise"] = json!({"small": {"tokens": tokens}});
+        });
+        let setup = Setup {
+            scorer: true,
+            chain,
+            edit: Some(edit),
+            edit_scorer: Some(edit_scorer),
+            ..Setup::default()
+        };
+        let gateway = Gateway::start(setup).await.unwrap();
+        let body = chat(MODELS[0], &"canary ".repeat(20_000), 2);
+        for _ in 0..3 {
+            let answer = gateway.chat(&body).await.unwrap();
+            assert_eq!(answer.status(), 200);
+            let line = gateway.logged(&request_id(&answer)).await.unwrap();
+            assert_eq!(fields(&line, "pick")["by"], "scorer", "{line}");
+            assert!(!line.to_string().contains("canary"));
+        }
+        let metrics = get(&gateway.scorer.as_ref().unwrap().url, "/metrics").await.unwrap();
+        let read = r#"weir_scorer_tokens_total{outcome="read",pool="small"} 3"#;
+        assert!(metrics.lines().any(|line| line == read), "chain {chain}: {metrics}");
+        for (_, record) in gateway.received(0) {
+            assert_eq!(record.body_len, serde_json::to_vec(&body).unwrap().len());
+        }
+    }
 }

@@ -12,13 +12,13 @@ use tokio::time::{Instant, sleep};
 use weir_engine::Config;
 
 const CHAT: &str = "/v1/chat/completions";
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(30);
 const KEY: &str = "sk-canary-4711";
 
 /// 1,000 tokens per `per_s`, shared; `share` has more fields of that. Closed unless it says otherwise: where a machine is so
-/// slow that nobody answers in time, fewer are admitted and not more.
+/// slow that nobody answers in time, fewer are admitted and not more. So that some are, the timeout is far above what is usual.
 fn limit(per_s: u64, share: Value) -> Value {
-    let mut own = json!({"cluster": "scorer", "id_seed": 7, "lease_ms": 1200, "timeout_ms": 500, "failure_mode": "closed"});
+    let mut own = json!({"cluster": "scorer", "id_seed": 7, "lease_ms": 1200, "timeout_ms": 3000, "failure_mode": "closed"});
     own.as_object_mut().unwrap().extend(share.as_object().unwrap().clone());
     let windows = json!([{"tokens": 1000, "per_s": per_s}]);
     json!({"limits": [{"name": "l", "key": ["api_key"], "windows": windows}], "share": own})
@@ -43,11 +43,12 @@ async fn two(limit: &Value, chain: bool, engine: Config) -> [Gateway; 2] {
     [first, second]
 }
 
-/// Two gateways with a scorer each, which share a store.
-async fn two_with_store(limit: &Value, url: &str, mode: &'static str) -> [Gateway; 2] {
+/// Two gateways with a scorer each, which share a store that has `timeout_ms` to answer.
+async fn two_with_store(limit: &Value, url: &str, mode: &'static str, timeout_ms: u64) -> [Gateway; 2] {
     let start = async |chain| {
         let url = url.to_owned();
-        let store: Edit = Box::new(move |scorer| scorer["store"] = json!({"url": url, "failure_mode": mode}));
+        let store = json!({"url": url, "failure_mode": mode, "timeout_ms": timeout_ms});
+        let store: Edit = Box::new(move |scorer| scorer["store"] = store.clone());
         let engine = Config::instant();
         let limit = Some(limit.clone());
         let setup =
@@ -60,7 +61,15 @@ async fn two_with_store(limit: &Value, url: &str, mode: &'static str) -> [Gatewa
         send(gateway, "warm", &small(0)).await;
     }
     sleep(Duration::from_millis(1_300)).await;
+    for gateway in &both {
+        until_admitted(gateway, "warm").await;
+    }
     both
+}
+
+async fn until_admitted(gateway: &Gateway, key: &str) {
+    let admitted = async || send(gateway, key, &small(0)).await.status() == 200;
+    wait_until(&format!("{key} is admitted"), SOON, admitted).await.unwrap();
 }
 
 /// A request that is reserved 100 tokens, and uses about as many.
@@ -77,6 +86,10 @@ fn small(turn: usize) -> Value {
 
 async fn send(gateway: &Gateway, key: &str, body: &Value) -> Response {
     gateway.client.post(format!("{}{CHAT}", gateway.url)).bearer_auth(key).json(body).send().await.unwrap()
+}
+
+async fn send_hundred(gateway: &Gateway, turn: usize) -> StatusCode {
+    send(gateway, KEY, &hundred(turn)).await.status()
 }
 
 async fn stat(gateways: &[Gateway], name: &str) -> u64 {
@@ -97,11 +110,11 @@ fn used(gateways: &[Gateway]) -> u64 {
         .sum()
 }
 
-/// Sends bursts through both until nothing more is admitted; gives how many were, and what the others were answered.
 fn is_refused(answer: &Response) -> bool {
     [429, 503].contains(&answer.status().as_u16())
 }
 
+/// Sends `requests` at once, half of them through each; gives how many were admitted, and what the others were answered.
 async fn burst(gateways: &[Gateway; 2], key: &str, requests: usize) -> (usize, Vec<Response>) {
     let answers = join_all((0..requests).map(|turn| {
         let gateway = &gateways[turn % 2];
@@ -176,7 +189,7 @@ async fn while_the_scorer_dies_hangs_and_returns_open_goes_on_alone_and_closed_r
     for mode in ["open", "closed"] {
         let limit = limit(2, json!({"failure_mode": mode, "timeout_ms": 100, "retry_ms": 300}));
         let mut gateways = two(&limit, mode == "open", Config::instant()).await;
-        assert_eq!(send(&gateways[1], KEY, &small(0)).await.status(), 200);
+        until_admitted(&gateways[1], KEY).await;
         let mut scorer = gateways[0].scorer.take().unwrap();
         for (round, how) in ["killed", "hung"].into_iter().enumerate() {
             match how {
@@ -214,7 +227,7 @@ async fn while_the_scorer_dies_hangs_and_returns_open_goes_on_alone_and_closed_r
             let back = async || gateways[1].stat("weir_limit_share_up").await.unwrap() == 1;
             wait_until("the scorer is asked again", SOON, back).await.unwrap();
             sleep(Duration::from_millis(1_500)).await;
-            assert_eq!(send(&gateways[1], "back", &hundred(0)).await.status(), 200, "{mode}, {how}");
+            until_admitted(&gateways[1], "back").await;
             let log = gateways[1].envoy_log();
             let gone = if mode == "open" { "counted by this proxy alone" } else { "what is granted lapses" };
             assert!((1..=2 * (round + 1)).contains(&lines(&log, gone)), "{mode}, {how}: {log}");
@@ -229,7 +242,7 @@ async fn while_the_scorer_dies_hangs_and_returns_open_goes_on_alone_and_closed_r
 async fn scorers_share_a_store_which_forgets_idle_keys_and_knows_no_credential() {
     let dir = tempfile::tempdir().unwrap();
     let redis = Redis::start(dir.path()).await.unwrap();
-    let gateways = two_with_store(&limit(3, json!({})), &redis.url, "closed").await;
+    let gateways = two_with_store(&limit(3, json!({})), &redis.url, "closed", 2_000).await;
     let start = Instant::now();
     let (admitted, refused) = burst(&gateways, KEY, 200).await;
     // A slow machine takes more than one window for all of them.
@@ -253,7 +266,7 @@ async fn scorers_share_a_store_which_forgets_idle_keys_and_knows_no_credential()
     let gateways = [one, other];
     // Within two windows of idleness nothing is left but the mark.
     let idle = async || redis.keys().unwrap() == ["weir:limit:1:since"];
-    wait_until("idle keys are gone", Duration::from_secs(8), idle).await.unwrap();
+    wait_until("idle keys are gone", SOON, idle).await.unwrap();
     let start = Instant::now();
     let (admitted, _) = burst(&gateways, KEY, 40).await;
     let windows = 1 + start.elapsed().as_secs() as usize / 3;
@@ -266,8 +279,7 @@ async fn while_the_store_dies_hangs_and_is_flushed_nothing_hangs_and_it_recovers
         let dir = tempfile::tempdir().unwrap();
         let mut redis = Redis::start(dir.path()).await.unwrap();
         let limit = limit(2, json!({"failure_mode": mode, "retry_ms": 300}));
-        let gateways = two_with_store(&limit, &redis.url, mode).await;
-        assert_eq!(send(&gateways[0], KEY, &small(0)).await.status(), 200);
+        let gateways = two_with_store(&limit, &redis.url, mode, 300).await;
         for how in ["killed", "hung"] {
             match how {
                 "killed" => redis.process.kill(),
@@ -318,7 +330,7 @@ async fn a_store_that_is_slow_talks_nonsense_or_fails_over_never_lets_more_than_
     let relay = Relay::start(primary.port).await.unwrap();
     // Longer than the test: what is admitted with this key adds up.
     let limit = limit(3_600, json!({"retry_ms": 300}));
-    let gateways = two_with_store(&limit, &relay.url, "closed").await;
+    let gateways = two_with_store(&limit, &relay.url, "closed", 1_000).await;
     let mut all = 0;
     let mut keys = 0;
     let mut works = async |when: &str| {
@@ -384,12 +396,14 @@ async fn so_many_at_once_and_so_many_requests_over_two_gateways_and_no_more() {
     assert!((1..=3).contains(&first), "{first} at once");
     assert!(refused.iter().all(is_refused));
     // What one gateway held in flight the other one may have when it is over.
-    sleep(Duration::from_millis(1_000)).await;
-    let both = [&gateways[1], &gateways[1], &gateways[1]];
-    let answers =
-        join_all(both.map(|gateway| async move { send(gateway, KEY, &hundred(0)).await.status() })).await;
-    let second = answers.iter().filter(|status| **status == 200).count();
-    assert!((1..=5 - first).contains(&second), "five requests in all: {first}, {answers:?}");
+    let mut second = 0;
+    let some = async || {
+        let answers = join_all((0..3).map(|turn| send_hundred(&gateways[1], turn))).await;
+        second += answers.iter().filter(|status| **status == 200).count();
+        second > 0
+    };
+    wait_until("the other one is admitted", SOON, some).await.unwrap();
+    assert!(first + second <= 5, "five requests in all: {first}, {second}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,12 +4,12 @@
 //! shares what with whom, how late a report is heard, and which reports are lost.
 
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 use weir::breaker::{Outcome, Reason};
 use weir::instant::Instant;
 use weir::invalid::Invalid;
-use weir::policy::{Demand, Signals};
+use weir::policy::{Attributes, Demand, Signals};
 use weir::pool::{Adapters, Answered, Ask, Config, Pool, Report};
 
 use crate::engine::{Engine, Gauges};
@@ -109,8 +109,13 @@ impl Routing {
 /// Something that became of a request, on its way to a router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum News {
-    /// Another router booked it on this endpoint.
-    Booked(usize),
+    /// Another router booked it.
+    Booked {
+        /// The endpoint that answers.
+        place: usize,
+        /// The one that computes the prompt, when that is another.
+        prefill: Option<usize>,
+    },
     /// An endpoint that it was tried on failed.
     Failed {
         /// The endpoint.
@@ -125,6 +130,40 @@ pub enum News {
         /// Its endpoint failed.
         failed: bool,
     },
+}
+
+/// Where a request is to go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Route {
+    /// Endpoints to try, in order; none when there is none.
+    pub order: Vec<usize>,
+    /// The endpoint that computes the prompt, when that is another than the one that answers.
+    pub prefill: Option<usize>,
+}
+
+/// What an endpoint is for. Engines do whatever they are asked: a role is what a policy makes of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// Prompts and answers.
+    #[default]
+    Both,
+    /// Prompts.
+    Prefill,
+    /// Answers.
+    Decode,
+}
+
+impl Role {
+    /// What the configuration says of such an endpoint, to the policies that ship.
+    fn attributes(self) -> Option<Attributes> {
+        let word = match self {
+            Self::Both => return None,
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        };
+        let labels = [("llm-d.ai/role".to_owned(), word.to_owned())].into();
+        Some(Attributes { labels, ..Attributes::default() })
+    }
 }
 
 /// News for one of the pools, so many nanoseconds later.
@@ -156,24 +195,29 @@ pub struct Routers<'a> {
 }
 
 impl<'a> Routers<'a> {
-    /// Routers that know these of the endpoints `0..count`.
+    /// Routers that know of the endpoints with these roles those that are alive.
     pub fn new(
         routing: &'a Routing,
         workload: &'a Workload,
-        count: usize,
+        roles: &[Role],
         alive: impl Fn(usize) -> bool,
         seed: u64,
     ) -> Result<Self, Invalid> {
         routing.check()?;
+        let count = roles.len();
         let addresses: Vec<String> =
             (0..count).map(|n| format!("10.0.{}.{}:8000", n / 250, n % 250)).collect();
         let known: Vec<String> = (0..count).filter(|n| alive(*n)).map(|n| addresses[n].clone()).collect();
         let mut draw = Draw::new(seed, 3);
         let pools = if routing.share == Share::Book { 1 } else { routing.proxies };
-        let pools: Vec<Pool> = (0..pools)
+        let mut pools: Vec<Pool> = (0..pools)
             .map(|_| Pool::new(&routing.choose, &known, draw.0.next()))
             .collect::<Result<_, _>>()
             .map_err(|invalid| invalid.within("choose"))?;
+        let described = addresses.iter().zip(roles);
+        let attributes: BTreeMap<String, Attributes> =
+            described.filter_map(|(address, role)| Some((address.clone(), role.attributes()?))).collect();
+        pools.iter_mut().for_each(|pool| pool.describe(attributes.clone()));
         let places = addresses.iter().cloned().zip(0..).collect();
         let reports = vec![vec![None; count]; pools.len()];
         let every = nanos(routing.metrics_ms).max(1) as usize;
@@ -212,8 +256,8 @@ impl<'a> Routers<'a> {
         }
     }
 
-    /// Chooses and books; the endpoints to try in order, none when there is none. Others hear of it by `letters`.
-    pub fn choose(&mut self, proxy: u32, request: u32, now: u64, letters: &mut Vec<Letter>) -> Vec<usize> {
+    /// Chooses and books. Others hear of it by `letters`.
+    pub fn choose(&mut self, proxy: u32, request: u32, now: u64, letters: &mut Vec<Letter>) -> Route {
         let at = self.pool_of(proxy);
         if !self.routing.corrected {
             // An old report taken as if it were of now: nothing has been sent since.
@@ -226,19 +270,19 @@ impl<'a> Routers<'a> {
         }
         let ask = Self::ask(self.workload, request);
         let choice = self.pools[at].reserve(u64::from(request), &ask, Instant::from_nanos(now));
-        let order: Vec<usize> = choice
-            .map(|choice| {
-                choice.order.iter().filter_map(|address| self.places.get(address)).copied().collect()
-            })
-            .unwrap_or_default();
-        let Some(&first) = order.first() else { return order };
+        let Some(choice) = choice else { return Route::default() };
+        let place = |address: &String| self.places.get(address).copied();
+        let order: Vec<usize> = choice.order.iter().filter_map(place).collect();
+        let prefill = choice.prefill.as_ref().and_then(place);
+        let Some(&first) = order.first() else { return Route::default() };
+        let booked = News::Booked { place: first, prefill };
         if self.believes_pictures() {
             // It does not count what it has sent itself, until the next picture shows it.
             self.pools[at].end(u64::from(request));
-            self.send(at, request, News::Booked(first), now, letters);
+            self.send(at, request, booked, now, letters);
         }
-        self.tell_others(at, request, News::Booked(first), now, letters);
-        order
+        self.tell_others(at, request, booked, now, letters);
+        Route { order, prefill }
     }
 
     /// The proxy reports what became of a request.
@@ -283,8 +327,10 @@ impl<'a> Routers<'a> {
         let (lease, now) = (u64::from(letter.request), Instant::from_nanos(now));
         let pool = &mut self.pools[letter.pool];
         match letter.news {
-            News::Booked(place) => {
-                pool.book(lease, &self.addresses[place], &Self::ask(self.workload, letter.request), now);
+            News::Booked { place, prefill } => {
+                let (address, ask) = (&self.addresses[place], Self::ask(self.workload, letter.request));
+                let prefill = prefill.map(|place| self.addresses[place].as_str());
+                pool.book_split(lease, address, prefill, &ask, now);
             }
             News::Failed { place, reason } => {
                 pool.attempted(lease, &self.addresses[place], &Outcome::failed(reason), now);

@@ -4,8 +4,8 @@
 //! if one is dead, or dies before the first token. Everything that happens at the same nanosecond happens in the order in
 //! which it was caused, so a run is fixed by its setup, its workload and its seed.
 
-use crate::engine::{Done, Engine, Gauges, Job, Progress, Spec};
-use crate::routing::{Letter, News, Routers, Routing};
+use crate::engine::{Done, Engine, Gauges, Job, Part, Progress, Spec};
+use crate::routing::{Letter, News, Role, Route, Routers, Routing};
 use crate::workload::Workload;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -20,6 +20,8 @@ pub struct Endpoint {
     pub spec: Arc<Spec>,
     /// How much quicker it is than specified.
     pub speed: f64,
+    /// What it is for.
+    pub role: Role,
     /// Whether it is there from the start.
     pub alive: bool,
 }
@@ -35,6 +37,28 @@ pub struct Change {
     pub alive: bool,
 }
 
+/// How long the KV of a prompt takes from one endpoint to another. Transfers do not slow each other.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Transfer {
+    /// Milliseconds of any transfer.
+    pub ms: f64,
+    /// Microseconds of each token, of those that the endpoint that answers does not have.
+    pub us_per_token: f64,
+}
+
+impl Default for Transfer {
+    /// 131,072 bytes of KV a token (Llama-3.1-8B, bf16) at half of 400 Gbit/s.
+    fn default() -> Self {
+        Self { ms: 2.0, us_per_token: 5.2 }
+    }
+}
+
+impl Transfer {
+    fn nanos(self, tokens: u32) -> u64 {
+        (self.ms * 1e6 + self.us_per_token * 1e3 * f64::from(tokens)) as u64
+    }
+}
+
 /// Pool and routers of a run.
 #[derive(Clone, Debug)]
 pub struct Setup {
@@ -46,6 +70,8 @@ pub struct Setup {
     pub notice: u64,
     /// The routers.
     pub routing: Routing,
+    /// How KV comes from those that compute prompts to those that answer.
+    pub transfer: Transfer,
     /// Quickens the arrivals: 2 is twice the rate. Pauses inside a task stay as they are.
     pub rate: f64,
     /// Fixes all that is random.
@@ -55,12 +81,13 @@ pub struct Setup {
 impl Setup {
     /// So many endpoints of one kind, all alike and lasting.
     pub fn new(spec: &Arc<Spec>, endpoints: usize, routing: Routing) -> Self {
-        let endpoint = Endpoint { spec: spec.clone(), speed: 1.0, alive: true };
+        let endpoint = Endpoint { spec: spec.clone(), speed: 1.0, role: Role::Both, alive: true };
         Self {
             endpoints: vec![endpoint; endpoints],
             changes: Vec::new(),
             notice: 1_000_000_000,
             routing,
+            transfer: Transfer::default(),
             rate: 1.0,
             seed: 1,
         }
@@ -92,6 +119,8 @@ pub struct Record {
     pub how: End,
     /// The endpoint that it was last tried on.
     pub endpoint: usize,
+    /// The endpoint that computed its prompt, when that was another.
+    pub prefill: Option<usize>,
     /// Tokens of its prompt.
     pub prompt: u32,
     /// Prompt tokens that were not computed.
@@ -120,6 +149,7 @@ enum Event {
     Arrive(u32),
     Choose(u32),
     Step { endpoint: usize, life: u32 },
+    Fetched { id: u32, attempt: u32 },
     Hear(Letter),
     Change(Change),
     Meet,
@@ -133,8 +163,23 @@ struct Way {
     proxy: u32,
     /// Endpoints yet to try, the next one last.
     left: Vec<usize>,
+    /// The endpoint that is to compute its prompt for the one that answers.
+    prefill: Option<usize>,
+    stage: Stage,
     /// What it waits for.
     open: u32,
+}
+
+/// How far a request is whose prompt another endpoint computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    /// No other endpoint has to do with it.
+    #[default]
+    Own,
+    /// The prompt is being computed there.
+    Computed,
+    /// Its KV waits to be fetched, or comes.
+    Fetched,
 }
 
 struct World<'a> {
@@ -162,7 +207,8 @@ struct World<'a> {
 /// Runs a workload through a pool. `watch` is told now and then how many requests are over.
 pub fn run(setup: &Setup, workload: &Workload, watch: &mut dyn FnMut(usize)) -> Result<Outcome, Invalid> {
     let count = setup.endpoints.len();
-    let routers = Routers::new(&setup.routing, workload, count, |n| setup.endpoints[n].alive, setup.seed)?;
+    let roles: Vec<Role> = setup.endpoints.iter().map(|endpoint| endpoint.role).collect();
+    let routers = Routers::new(&setup.routing, workload, &roles, |n| setup.endpoints[n].alive, setup.seed)?;
     let mut world = World {
         workload,
         setup,
@@ -251,6 +297,7 @@ impl World<'_> {
                         self.finish(endpoint);
                     }
                 }
+                Event::Fetched { id, attempt } => self.fetched(id, attempt),
                 Event::Hear(letter) => self.routers.hear(&letter, time),
                 Event::Change(change) => self.change(&change),
                 Event::Meet => self.routers.meet(|n| self.alive[n])?,
@@ -282,10 +329,10 @@ impl World<'_> {
 
     fn choose(&mut self, id: u32) {
         let way = &mut self.ways[id as usize];
-        let mut order = self.routers.choose(way.proxy, id, self.now, &mut self.letters);
+        let Route { mut order, prefill } = self.routers.choose(way.proxy, id, self.now, &mut self.letters);
         order.truncate(self.setup.routing.attempts as usize);
         order.reverse();
-        way.left = order;
+        (way.left, way.prefill) = (order, prefill);
         self.attempt(id);
     }
 
@@ -299,20 +346,27 @@ impl World<'_> {
                 self.failed(id, endpoint, Reason::Connect);
                 continue;
             }
-            let request = &self.workload.requests[id as usize];
-            let job = Job {
-                id,
-                prompt: request.prompt_tokens(),
-                output: request.output,
-                chain: self.workload.engine_chains[id as usize].clone(),
-                adapter: request.adapter,
-            };
-            if self.engines[endpoint].submit(job) {
+            if self.prefill(id) {
+                return;
+            }
+            if self.submit(endpoint, id, Part::Whole) {
                 return self.step(endpoint);
             }
         }
         let died = self.records[id as usize].attempts > 0 && !self.alive[self.records[id as usize].endpoint];
         self.end(id, if died { End::Broken } else { End::Refused });
+    }
+
+    fn submit(&mut self, endpoint: usize, id: u32, part: Part) -> bool {
+        let request = &self.workload.requests[id as usize];
+        self.engines[endpoint].submit(Job {
+            id,
+            prompt: request.prompt_tokens(),
+            output: if part == Part::Prefill { 1 } else { request.output },
+            chain: self.workload.engine_chains[id as usize].clone(),
+            adapter: request.adapter,
+            part,
+        })
     }
 
     /// The proxy reports an endpoint that failed.
@@ -325,6 +379,10 @@ impl World<'_> {
         if let Some(took) = self.engines[endpoint].start() {
             self.at(self.now + took, Event::Step { endpoint, life: self.lives[endpoint] });
         }
+        for (id, tokens) in self.engines[endpoint].wanted() {
+            let attempt = self.records[id as usize].attempts;
+            self.at(self.now + self.setup.transfer.nanos(tokens), Event::Fetched { id, attempt });
+        }
     }
 
     fn finish(&mut self, endpoint: usize) {
@@ -332,10 +390,17 @@ impl World<'_> {
         self.engines[endpoint].finish(&mut progress);
         for what in progress.drain(..) {
             match what {
+                Progress::First { id, cached } if self.computes(id, endpoint) => {
+                    self.records[id as usize].cached = cached;
+                }
+                Progress::Last { id } if self.computes(id, endpoint) => self.hand_over(id),
                 Progress::First { id, cached } => {
                     let record = &mut self.records[id as usize];
                     record.first = Some(self.now);
-                    record.cached = cached;
+                    // What was fetched was computed elsewhere, and is no hit.
+                    if record.prefill.is_none() {
+                        record.cached = cached;
+                    }
                     let proxy = self.ways[id as usize].proxy;
                     self.routers.report(proxy, id, News::First(endpoint), self.now, &mut self.letters);
                 }
@@ -367,7 +432,13 @@ impl World<'_> {
         let was_alive = std::mem::replace(&mut self.alive[endpoint], change.alive);
         if was_alive && !change.alive {
             self.lives[endpoint] += 1;
-            for id in self.engines[endpoint].die() {
+            let orphans = self.prefilled_for(endpoint);
+            for id in orphans.into_iter().chain(self.engines[endpoint].die()) {
+                if self.computes(id, endpoint) {
+                    self.fall_back(id);
+                    continue;
+                }
+                self.give_up_prefill(id);
                 self.failed(id, endpoint, Reason::Reset);
                 match self.records[id as usize].first {
                     Some(_) => self.end(id, End::Broken),
@@ -402,6 +473,8 @@ impl World<'_> {
         }
     }
 }
+
+mod split;
 
 #[cfg(test)]
 mod tests;

@@ -22,6 +22,10 @@ impl Contender {
     }
 }
 
+/// llm-d's scorers by default, and their weights.
+const EPP: [(&str, u32); 3] =
+    [("queue-scorer", 2), ("kv-cache-utilization-scorer", 2), ("prefix-cache-scorer", 3)];
+
 /// The contenders that come with the lab: every policy for engines, peers with the parameters and the routers that they
 /// ship with.
 pub fn contenders(routing: &Routing) -> Vec<Contender> {
@@ -48,11 +52,7 @@ pub fn contenders(routing: &Routing) -> Vec<Contender> {
     let llmd = Routing { metrics_ms: 50.0, ..routing.clone() };
     let higress = Routing { metrics_ms: 2_000.0, share: Share::Nothing, ..routing.clone() };
     let peers = [
-        Contender::new(
-            "epp",
-            epp(&[("queue-scorer", 2), ("kv-cache-utilization-scorer", 2), ("prefix-cache-scorer", 3)]),
-            llmd.clone(),
-        ),
+        Contender::new("epp", epp(&EPP), llmd.clone()),
         Contender::new(
             "epp-tokens",
             epp(&[("prefix-cache-affinity-filter", 0), ("token-load-scorer", 1)]),
@@ -72,6 +72,44 @@ pub fn contenders(routing: &Routing) -> Vec<Contender> {
     let before_ours = all.len() - 1;
     all.splice(before_ours..before_ours, peers);
     all
+}
+
+/// The contenders for a pool some of whose endpoints compute prompts for the others: llm-d's ways of splitting, its weights in
+/// both profiles, and the default, to which they are endpoints like others.
+pub fn splitters(routing: &Routing) -> Vec<Contender> {
+    let llmd = Routing { metrics_ms: 50.0, ..routing.clone() };
+    let of = |name: &str, decider: &str, parameters: Value| {
+        Contender::new(name, split(&EPP, decider, parameters), llmd.clone())
+    };
+    vec![
+        of("split-always", "always-disagg-pd-decider", json!({})),
+        of("split-uncached-512", "prefix-based-pd-decider", json!({"nonCachedTokens": 512})),
+        of("split-uncached-4096", "prefix-based-pd-decider", json!({"nonCachedTokens": 4_096})),
+        of("split-load", "load-based-pd-decider", json!({})),
+        Contender::new("least_prefill", json!("least_prefill"), routing.clone()),
+    ]
+}
+
+/// llm-d's configuration of two profiles with the same scorers, and of what decides between them.
+fn split(scorers: &[(&str, u32)], decider: &str, parameters: Value) -> Value {
+    let mut config = epp(scorers);
+    let listed = config["schedulingProfiles"][0]["plugins"].take();
+    let handler = json!({"deciders": {"prefill": decider}});
+    let more = [
+        json!({"type": decider, "parameters": parameters}),
+        json!({"type": "disagg-profile-handler", "parameters": handler}),
+        json!({"type": "prefill-filter"}),
+        json!({"type": "decode-filter"}),
+    ];
+    let plugins = |config: &Value| config["plugins"].as_array().cloned().unwrap_or_default();
+    config["plugins"] = plugins(&config).into_iter().chain(more).collect();
+    let profile = |name: &str| {
+        let filter = json!({"pluginRef": format!("{name}-filter")});
+        let listed = listed.as_array().cloned().unwrap_or_default();
+        json!({"name": name, "plugins": std::iter::once(filter).chain(listed).collect::<Value>()})
+    };
+    config["schedulingProfiles"] = json!([profile("prefill"), profile("decode")]);
+    config
 }
 
 /// llm-d's configuration of one profile: plugins and their weights, 0 for a filter, which has none.
@@ -134,7 +172,9 @@ mod tests {
 
     #[test]
     fn every_contender_can_be_read_and_is_named_once() {
-        let all = contenders(&Routing::default());
+        let routing = Routing::default();
+        let all = [contenders(&routing), splitters(&routing)].concat();
+        let all = &all[..all.len() - 1];
         for (at, contender) in all.iter().enumerate() {
             Policy::read(&contender.routing.choose.policy).unwrap();
             assert!(all.iter().take(at).all(|other| other.name != contender.name), "{}", contender.name);

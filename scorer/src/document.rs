@@ -16,12 +16,32 @@ pub fn read_all(text: &[u8]) -> Result<Vec<Value>, Invalid> {
     let mut documents = Vec::new();
     for document in serde_yaml_ng::Deserializer::from_str(text) {
         let yaml = serde_yaml_ng::Value::deserialize(document).map_err(|error| whole(error.to_string()))?;
+        finite(&yaml, "")?;
         match serde_json::to_value(yaml).map_err(|error| whole(error.to_string()))? {
             Value::Null => {}
             value => documents.push(value),
         }
     }
     Ok(documents)
+}
+
+/// Refuses `.nan` and `.inf`, which YAML has and JSON has not: they would become `null`, that is a default.
+fn finite(yaml: &serde_yaml_ng::Value, at: &str) -> Result<(), Invalid> {
+    use serde_yaml_ng::Value;
+    match yaml {
+        Value::Number(number) if !number.is_finite() => {
+            Err(Invalid::new(at, format!("{number} is no number that can be used")))
+        }
+        Value::Sequence(all) => {
+            all.iter().enumerate().try_for_each(|(nth, value)| finite(value, &format!("{at}[{nth}]")))
+        }
+        Value::Mapping(map) => map.iter().try_for_each(|(key, value)| {
+            let key = key.as_str().map_or_else(|| format!("{key:?}"), str::to_owned);
+            finite(value, &Invalid::new(key, "").within(at).at)
+        }),
+        Value::Tagged(tagged) => finite(&tagged.value, at),
+        _ => Ok(()),
+    }
 }
 
 /// The only document of a text; an empty text is `{}`.
@@ -63,5 +83,13 @@ mod tests {
         assert!(read_one(b"a: 1\n---\nb: 2\n").is_err());
         assert!(read_one(b"a: 1\na: 2\n").unwrap_err().why.contains("duplicate"));
         assert!(read_one(b"a: [").unwrap_err().why.contains("line"));
+    }
+
+    #[test]
+    fn what_is_no_number_is_refused_and_no_default() {
+        for text in ["a: {b: [1, .nan]}", "a: {b: [1, .inf]}", "a: {b: [1, -.inf]}"] {
+            let invalid = read_one(text.as_bytes()).unwrap_err();
+            assert_eq!(invalid.at, "a.b[1]", "{invalid}");
+        }
     }
 }

@@ -5,6 +5,7 @@
 //! | deployments of one `model_name` | a pool, in `pick` and scorer |
 //! | `litellm_params.api_base`, `http://IP:port` | an endpoint |
 //! | `weight`, `rpm`, `tpm`, prices, `max_input_tokens` | its `attributes` |
+//! | prices per token, its own or those of LiteLLM's price list | `cost.prices` of `limit` (`prices.rs`); of several in a group the dearest |
 //! | `max_parallel_requests` | its `max_in_flight` |
 //! | `order` | its `priority`; those without one come after those with |
 //! | `litellm_params.model`, where it differs | a rule of `extract`'s `rewrite` |
@@ -16,13 +17,18 @@
 //! Everything else is named with its path, and left out; so is a deployment that is no endpoint: a provider's host name, TLS,
 //! an API of another kind. What comes out has been read by the very filters' configuration types.
 
+mod prices;
+
+pub use prices::import as import_prices;
+
+use prices::Rates;
 use serde_json::{Map, Value, json};
 use weir::invalid::Invalid;
 
 /// What has become of a configuration.
 #[derive(Debug)]
 pub struct Imported {
-    /// `extract`, `pick` and `scorer`, each its configuration.
+    /// `extract`, `pick` and `scorer`, each its configuration; and `limit`, without a limit yet, where there are prices.
     pub config: Value,
     /// What was left out, by its path, and why.
     pub left_out: Vec<Invalid>,
@@ -36,6 +42,7 @@ struct Group {
     served: String,
     endpoints: Vec<String>,
     attributes: Map<String, Value>,
+    rates: Option<Rates>,
 }
 
 /// Settings of a deployment, and the attributes of an endpoint that they are.
@@ -51,13 +58,13 @@ const ATTRIBUTES: [(&str, &str); 8] = [
 ];
 const PRIORITY: &str = "priority";
 
-/// Reads LiteLLM's configuration; an error says what of it makes no gateway at all.
-pub fn import(document: &Value) -> Result<Imported, Invalid> {
+/// Reads LiteLLM's configuration, and its price list, if there is one; an error says what of it makes no gateway at all.
+pub fn import(document: &Value, price_list: Option<&Value>) -> Result<Imported, Invalid> {
     let mut left_out = Vec::new();
     let mut groups: Vec<Group> = Vec::new();
     let list = document.get("model_list").and_then(Value::as_array);
     for (nth, deployment) in list.ok_or_else(|| Invalid::new("model_list", "missing"))?.iter().enumerate() {
-        add(&mut groups, deployment, &format!("model_list[{nth}]"), &mut left_out);
+        add(&mut groups, deployment, price_list, &format!("model_list[{nth}]"), &mut left_out);
     }
     groups.iter_mut().for_each(order);
     let choose = choose(document.get("router_settings"), &mut left_out);
@@ -69,19 +76,32 @@ pub fn import(document: &Value) -> Result<Imported, Invalid> {
     }
     let rules = rules(&groups, document.pointer("/router_settings/model_group_alias"), &mut left_out);
     let pool = |group: &Group| {
-        let Group { name, served, endpoints, attributes } = group;
+        let Group { name, served, endpoints, attributes, .. } = group;
         json!({"name": name, "models": [served], "endpoints": endpoints, "attributes": attributes})
     };
     let pools = json!({"pools": groups.iter().map(pool).collect::<Vec<_>>(), "choose": choose});
     weir_pick::Config::read(pools.to_string().as_bytes())?;
     let extract = json!({"rewrite": {"rules": rules}});
     weir_extract::Config::read(extract.to_string().as_bytes())?;
-    let config = json!({"extract": extract, "pick": pools, "scorer": pools});
+    let mut config = json!({"extract": extract, "pick": pools, "scorer": pools});
+    let priced: Vec<_> =
+        groups.iter().filter_map(|group| Some((group.served.clone(), group.rates?))).collect();
+    if let Some(prices) = prices::prices(&priced) {
+        let limit = json!({"limits": [], "cost": {"prices": prices}});
+        weir_limit::read(limit.to_string().as_bytes())?;
+        config["limit"] = limit;
+    }
     Ok(Imported { config, left_out })
 }
 
 /// Adds one deployment to its group.
-fn add(groups: &mut Vec<Group>, deployment: &Value, at: &str, left_out: &mut Vec<Invalid>) {
+fn add(
+    groups: &mut Vec<Group>,
+    deployment: &Value,
+    price_list: Option<&Value>,
+    at: &str,
+    left_out: &mut Vec<Invalid>,
+) {
     let text = |pointer: &str| deployment.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
     let name = text("/model_name");
     let endpoint = match endpoint(text("/litellm_params/api_base")) {
@@ -101,7 +121,7 @@ fn add(groups: &mut Vec<Group>, deployment: &Value, at: &str, left_out: &mut Vec
     let served = if served.is_empty() { name } else { served };
     let place = groups.iter().position(|group| group.name == name).unwrap_or_else(|| {
         let (name, served) = (name.to_owned(), served.to_owned());
-        groups.push(Group { name, served, endpoints: Vec::new(), attributes: Map::new() });
+        groups.push(Group { name, served, endpoints: Vec::new(), attributes: Map::new(), rates: None });
         groups.len() - 1
     });
     let Some(group) = groups.get_mut(place) else { return };
@@ -118,8 +138,10 @@ fn add(groups: &mut Vec<Group>, deployment: &Value, at: &str, left_out: &mut Vec
     for section in ["model_info", "litellm_params"] {
         for (key, value) in deployment.get(section).and_then(Value::as_object).into_iter().flatten() {
             if let Some((_, own)) = ATTRIBUTES.iter().find(|(theirs, _)| theirs == key) {
-                attributes.insert((*own).to_owned(), value.clone());
-            } else if !["model", "api_base", "id"].contains(&key.as_str()) {
+                attributes.insert((*own).to_owned(), number(value));
+            } else if !["model", "api_base", "id", "base_model"].contains(&key.as_str())
+                && !prices::is_carried(key)
+            {
                 left_out.push(Invalid::new(format!("{at}.{section}.{key}"), "not carried over"));
             }
         }
@@ -128,6 +150,40 @@ fn add(groups: &mut Vec<Group>, deployment: &Value, at: &str, left_out: &mut Vec
         group.attributes.insert(endpoint.clone(), attributes.into());
     }
     group.endpoints.push(endpoint);
+    let Some(rates) = rates(deployment, price_list, at, left_out) else { return };
+    let (dearer, differ) = group.rates.unwrap_or(rates).dearer(rates);
+    if differ {
+        let why = "prices are not those of the group's others; the dearest count for budgets";
+        left_out.push(Invalid::new(at, why));
+    }
+    group.rates = Some(if differ { dearer } else { rates });
+}
+
+/// Some write numbers as texts, and some YAML readers take `1e-6` for one.
+fn number(value: &Value) -> Value {
+    let number = value.as_str().and_then(|text| serde_json::from_str::<serde_json::Number>(text).ok());
+    number.map_or_else(|| value.clone(), Value::Number)
+}
+
+/// What a deployment's tokens cost: by its own settings, else by the price list, under `base_model` or its name.
+fn rates(
+    deployment: &Value,
+    price_list: Option<&Value>,
+    at: &str,
+    left_out: &mut Vec<Invalid>,
+) -> Option<Rates> {
+    let mut own = Map::new();
+    for section in ["model_info", "litellm_params"] {
+        let settings = deployment.get(section).and_then(Value::as_object).into_iter().flatten();
+        own.extend(settings.map(|(key, value)| (key.clone(), value.clone())));
+    }
+    let own = Rates::read(&own, at, left_out);
+    own.or_else(|| {
+        let names = ["/model_info/base_model", "/litellm_params/base_model", "/litellm_params/model"];
+        let names = names.iter().filter_map(|name| deployment.pointer(name)?.as_str());
+        let (name, listed) = names.filter_map(|name| prices::listed(price_list?, name)).next()?;
+        Rates::read(listed, name, left_out)
+    })
 }
 
 /// Where some deployments of a group have an `order`, the others come after them.
@@ -229,7 +285,11 @@ mod tests {
     use super::*;
 
     fn imported(yaml: &str) -> (Value, Vec<String>) {
-        let imported = import(&crate::document::read_one(yaml.as_bytes()).unwrap()).unwrap();
+        imported_with(yaml, None)
+    }
+
+    fn imported_with(yaml: &str, price_list: Option<&Value>) -> (Value, Vec<String>) {
+        let imported = import(&crate::document::read_one(yaml.as_bytes()).unwrap(), price_list).unwrap();
         (imported.config, imported.left_out.iter().map(ToString::to_string).collect())
     }
 
@@ -289,14 +349,49 @@ litellm_settings: { drop_params: true }
         ] {
             assert!(left_out.iter().any(|line| line.starts_with(place)), "{place}: {left_out:?}");
         }
-        assert_eq!(left_out.len(), 5, "{left_out:?}");
+        assert_eq!(
+            config["limit"]["cost"]["prices"]["models"],
+            json!({"org/chat-7b": {"input": 1.0, "output": 0.0}})
+        );
+        assert!(left_out.iter().any(|line| line.starts_with("model_list[1].output_cost_per_token: missing")));
+        assert_eq!(left_out.len(), 6, "{left_out:?}");
+    }
+
+    #[test]
+    fn prices_are_a_deployments_own_else_the_lists_and_the_dearest_of_a_group_count() {
+        let list = json!({
+            "gpt-4o": {"input_cost_per_token": 2.5e-06, "output_cost_per_token": 1e-05, "cache_read_input_token_cost": 1.25e-06},
+            "azure/other": {"input_cost_per_token": 1e-06, "output_cost_per_token": 2e-06},
+        });
+        let yaml = "
+model_list:
+  - { model_name: a, litellm_params: { model: openai/gpt-4o, api_base: 'http://10.0.0.1:1' } }
+  - { model_name: b, litellm_params: { model: hosted_vllm/b, api_base: 'http://10.0.0.2:1', input_cost_per_token: 0.000003,
+      output_cost_per_token: '0.000004', cache_creation_input_token_cost: 0.1 }, model_info: { base_model: gpt-4o } }
+  - { model_name: b, litellm_params: { model: hosted_vllm/b, api_base: 'http://10.0.0.3:1' }, model_info: { base_model: azure/other } }
+  - { model_name: c, litellm_params: { model: hosted_vllm/c, api_base: 'http://10.0.0.4:1' } }
+";
+        let (config, left_out) = imported_with(yaml, Some(&list));
+        let prices = &config["limit"]["cost"]["prices"];
+        assert_eq!(
+            prices["models"],
+            json!({
+                "gpt-4o": {"input": 2.5, "cached_input": 1.25, "output": 10.0},
+                "b": {"input": 3.0, "cached_input": 3.0, "output": 4.0, "reasoning": 4.0},
+            })
+        );
+        assert_eq!(prices["other"], json!({"input": 3.0, "output": 10.0}));
+        assert!(left_out[0].starts_with("model_list[1].litellm_params.cache_creation_input_token_cost: "));
+        assert!(left_out[1].starts_with("model_list[2]: prices are not those"), "{left_out:?}");
+        assert_eq!(left_out.len(), 2, "{left_out:?}");
+        assert_eq!(imported_with(yaml, None).0["limit"]["cost"]["prices"]["models"]["gpt-4o"], Value::Null);
     }
 
     #[test]
     fn what_makes_no_gateway_is_an_error() {
         for (yaml, at) in [("{}", "model_list"), ("model_list: []", "pools")] {
             assert_eq!(
-                import(&crate::document::read_one(yaml.as_bytes()).unwrap()).unwrap_err().at,
+                import(&crate::document::read_one(yaml.as_bytes()).unwrap(), None).unwrap_err().at,
                 at,
                 "{yaml}"
             );

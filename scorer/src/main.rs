@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use weir::invalid::Invalid;
 use weir_scorer::explain::{self, Raw};
 use weir_scorer::lab::{self, Lab};
 use weir_scorer::load::{self, Load};
@@ -50,6 +51,17 @@ enum Command {
     ImportLitellm {
         /// The configuration, YAML or JSON; `-` is standard input.
         file: PathBuf,
+        /// LiteLLM's price list, for models that are given no prices of their own.
+        #[arg(long, value_name = "FILE")]
+        prices: Option<PathBuf>,
+    },
+    /// Print prices of LiteLLM's price list as `cost` of a `limit` that has budgets, and say what of them cannot be carried over.
+    ImportPrices {
+        /// The list, `model_prices_and_context_window.json`; `-` is standard input.
+        file: PathBuf,
+        /// Names of the list, beginnings of names with `*` behind them, or OWN=NAME for a model that you call OWN.
+        #[arg(required = true, value_name = "MODEL")]
+        models: Vec<String>,
     },
     /// Say what would be made of one request, one answer, or an engine's metrics, as one line of JSON.
     #[command(subcommand)]
@@ -109,7 +121,8 @@ fn main() -> ExitCode {
             let envoy = envoy.or_else(check::envoy_at_hand);
             Ok(files.iter().filter(|file| !check_one(file, effective, envoy.as_deref())).count() == 0)
         }
-        Command::ImportLitellm { file } => import_litellm(&file).map(|()| true),
+        Command::ImportLitellm { file, prices } => import_litellm(&file, prices.as_deref()).map(|()| true),
+        Command::ImportPrices { file, models } => import_prices(&file, &models).map(|()| true),
         Command::Explain(what) => explain_one(what).map(|()| true),
         Command::Lab(what) => lab::run(*what, &say).map(|()| true),
         Command::Load(what) => load::run(&what, &say).map(|()| true),
@@ -156,16 +169,29 @@ fn check_one(file: &Path, effective: bool, envoy: Option<&Path>) -> bool {
 }
 
 /// What comes out is JSON, and so YAML.
-fn import_litellm(file: &Path) -> anyhow::Result<()> {
-    let read = || {
-        let text = document::bytes_of(file)?;
-        Ok::<_, anyhow::Error>(litellm::import(&document::read_one(&text)?)?)
-    };
-    let imported = read().with_context(|| file.display().to_string())?;
-    for left_out in &imported.left_out {
+fn import_litellm(file: &Path, prices: Option<&Path>) -> anyhow::Result<()> {
+    let prices = prices.map(document_of).transpose()?;
+    let imported = litellm::import(&document_of(file)?, prices.as_ref());
+    let imported = imported.with_context(|| file.display().to_string())?;
+    say_import(file, &imported.config, &imported.left_out)
+}
+
+fn import_prices(file: &Path, models: &[String]) -> anyhow::Result<()> {
+    let imported = litellm::import_prices(&document_of(file)?, models);
+    let (cost, left_out) = imported.with_context(|| file.display().to_string())?;
+    say_import(file, &cost, &left_out)
+}
+
+fn document_of(file: &Path) -> anyhow::Result<serde_json::Value> {
+    let read = || Ok::<_, anyhow::Error>(document::read_one(&document::bytes_of(file)?)?);
+    read().with_context(|| file.display().to_string())
+}
+
+fn say_import(file: &Path, config: &serde_json::Value, left_out: &[Invalid]) -> anyhow::Result<()> {
+    for left_out in left_out {
         let _ = writeln!(std::io::stderr(), "{}: {left_out}", file.display());
     }
-    say(&serde_json::to_string_pretty(&imported.config)?);
+    say(&serde_json::to_string_pretty(config)?);
     Ok(())
 }
 

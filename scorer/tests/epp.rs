@@ -166,8 +166,38 @@ fn prefill_and_decode() {
 }
 
 #[test]
+fn adapters_requests_in_flight_and_what_else_is_new() {
+    common_runs(
+        "- {type: lora-residency-filter, parameters: {maxReplicas: 2}}\n- {type: lmetric-scorer, parameters: {inFlightLoadProducerName: inflight-load-producer}}",
+        "{pluginRef: lora-residency-filter}, {pluginRef: lmetric-scorer}",
+        &["plugins[4].parameters.inFlightLoadProducerName"],
+    );
+    common_runs(
+        "- {type: active-request-filter, parameters: {maxRequests: 10, fallbackOnEmpty: true}}\n- {type: token-load-scorer}",
+        "{pluginRef: active-request-filter}, {pluginRef: token-load-scorer}",
+        &[],
+    );
+    common_runs(
+        "- {type: models-data-source}\n- {type: models-data-extractor}\n- {type: served-model-filter}\n- {type: queue-scorer}",
+        "{pluginRef: served-model-filter}, {pluginRef: queue-scorer}",
+        &["plugins[3].type", "plugins[4].type"],
+    );
+    common_runs(
+        "- {type: file-discovery, parameters: {path: /etc/epp/endpoints.yaml, watchFile: true}}\n- {type: queue-scorer}",
+        "{pluginRef: queue-scorer}",
+        &["plugins[3].parameters.path", "plugins[3].parameters.watchFile", "plugins[3].type"],
+    );
+}
+
+#[test]
 fn what_is_not_carried_is_refused_with_the_reason() {
     for (plugins, why) in [
+        ("- {type: label-producer}", "plugins[3].type: label-producer is not carried: labels are attributes"),
+        ("- {type: lora-load-state-scorer}", "plugins[3].type: lora-load-state-scorer is not carried: "),
+        (
+            "- {type: multicluster-queue-scorer}",
+            "plugins[3].type: multicluster-queue-scorer is not carried: ",
+        ),
         ("- {type: models-responder}", "plugins[3].type: models-responder is not carried: "),
         ("- {type: dcgm-data-source}", "plugins[3].type: dcgm-data-source is not carried: "),
         (

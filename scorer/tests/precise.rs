@@ -57,13 +57,8 @@ impl Running {
             vec![wire::Event::End { pool: "a".into(), lease: lease.wrapping_sub(1), answered: None }];
         let ask = Ask { blocks: &[1, 2, 3, 4, 5, 6], demand, prompt: None };
         let ask = Reserve { explain: true, events, ..Reserve::of("a", lease, &ask) };
-        let mut message = serde_json::to_vec(&ask).unwrap();
-        if !body.is_empty() {
-            message.push(b'\n');
-            message.extend_from_slice(body);
-        }
         let url = format!("{}{}", self.base, wire::RESERVE_PATH);
-        let answer = self.client.post(url).body(message).send().await.unwrap();
+        let answer = self.client.post(url).body(ask.write(body)).send().await.unwrap();
         assert_eq!(answer.status(), 200);
         answer.json().await.unwrap()
     }

@@ -112,7 +112,7 @@ fn config(engines: &[&Engine]) -> Config {
     let text = json!({
         "pools": [{"name": "a", "models": [], "endpoints": addresses}],
         "choose": {"stale_ms": 400},
-        "signals": {"interval_ms": 20, "timeout_ms": 100},
+        "signals": {"interval_ms": 50, "timeout_ms": 100},
     });
     Config::read(text.to_string().as_bytes()).unwrap()
 }

@@ -3,26 +3,31 @@
 //! Every attempt has an [`Outcome`]. Rules count failures (`rule.rs`), and an endpoint that trips gets nothing for a while, then
 //! single probes, then a growing share ([`Circuit`]). One that says it is busy is left alone for as long as it asks. The pool
 //! asks [`Breaker::gate`] before it chooses, so that who is out is neither chosen nor named for a retry; nothing
-//! is taken away from a policy, it just does not see them. [`Budget`] bounds the retries themselves.
+//! is taken away from a policy, it just does not see them. [`Budget`] bounds the retries themselves, and the copies that [`Hedge`] has sent
+//! when a first token is late.
 //!
 //! Failures are contained only before the first token: after it an answer cannot be given by another endpoint without
 //! saying something twice, and nothing here tries.
 //!
 //! Cost: gating looks at a few words per endpoint, noting an outcome at ten numbers per rule.
 
+mod active;
 mod answer;
 mod budget;
 mod circuit;
 mod gate;
+mod hedge;
 mod outcome;
 mod retry_after;
 mod rule;
 mod window;
 
+pub use active::{ActiveProbe, ProbeRequest, Question};
 pub use answer::Answer;
 pub use budget::{Budget, Config as BudgetConfig};
 pub use circuit::{Circuit, Moved, Probe, Snapshot, Standing};
 pub use gate::{Gate, Shut};
+pub use hedge::{Config as HedgeConfig, Hedge};
 pub use outcome::{Cause, Class, Outcome, Reason};
 pub use retry_after::retry_after;
 pub use rule::{FailureCondition, Rule, StatusCodeRange};
@@ -50,10 +55,16 @@ pub struct Config {
     pub probes_to_recover: NonZeroU32,
     /// Milliseconds over which its share of the requests grows afterwards; 0: it has all of it at once.
     pub ramp_ms: u64,
+    /// How endpoints that are out are tried; without this, by clients' requests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub active_probe: Option<ActiveProbe>,
     /// What becomes of a request when all endpoints have tripped.
     pub when_all_are_out: AllOut,
     /// How many retries there may be.
     pub retry_budget: BudgetConfig,
+    /// When a second copy of a stream is sent; without this none is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hedge: Option<HedgeConfig>,
 }
 
 /// What becomes of a request when all endpoints have tripped.
@@ -78,8 +89,10 @@ impl Default for Config {
             probes: NonZeroU32::MIN,
             probes_to_recover: NonZeroU32::MIN,
             ramp_ms: 10_000,
+            active_probe: None,
             when_all_are_out: AllOut::default(),
             retry_budget: BudgetConfig::default(),
+            hedge: None,
         }
     }
 }
@@ -100,12 +113,29 @@ impl Breaker {
                 return Err(Invalid::new(format!("rules[{nth}].name"), why));
             }
         }
-        Ok(Self { config: config.clone() })
+        if let Some(probe) = &config.active_probe {
+            probe.check().map_err(|invalid| invalid.within("active_probe"))?;
+        }
+        let mut config = config.clone();
+        if let Some(hedge) = &config.hedge {
+            hedge.check().map_err(|invalid| invalid.within("hedge"))?;
+            // A copy that wins hides that the endpoint hangs: no answer of its own ever fails.
+            let counted = |rule: &Rule| rule.failure_condition.error_reasons.contains(&Reason::Slow);
+            if !config.rules.iter().any(counted) {
+                config.rules.push(Rule::slow());
+            }
+        }
+        Ok(Self { config })
     }
 
     /// Probes that an endpoint gets at a time.
     pub fn most_probes(&self) -> usize {
         self.config.probes.get() as usize
+    }
+
+    /// How endpoints that are out are tried, where no client's request does it.
+    pub fn active_probe(&self) -> Option<&ActiveProbe> {
+        self.config.active_probe.as_ref()
     }
 
     fn rules(&self) -> impl Iterator<Item = &Rule> {

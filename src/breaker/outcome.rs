@@ -5,11 +5,12 @@
 //! | success | a status below 400, and an answer that came to its end | it serves |
 //! | neutral | other statuses of 4xx, 501; the client left | nothing: the endpoint did what was right |
 //! | busy | 429, 529, 503 with a `Retry-After`; a rate limit or overload inside a 200 | leave it alone for a while; it is not broken |
-//! | failure | all other statuses from 500 on; no connection, a lost one, no answer in time, an answer that broke off, an error or garbage inside a 200 | count it |
+//! | failure | all other statuses from 500 on; no connection, a lost one, no answer in time or a later one than a copy's, an answer that broke off, an error or garbage inside a 200 | count it |
 //!
 //! A too long prompt, answered with 400, is the commonest "error" of LLM engines, and a full queue the second: counting
 //! either as a failure takes healthy endpoints out of a pool.
 
+use crate::response::BROKEN_OFF;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -29,16 +30,19 @@ pub enum Reason {
     Error,
     /// An answer of status 200 that is none.
     Garbage,
+    /// A copy of the request, sent elsewhere later, was answered first.
+    Slow,
 }
 
 impl Reason {
-    const ALL: [(Self, &'static str); 6] = [
+    const ALL: [(Self, &'static str); 7] = [
         (Self::Connect, "connect"),
         (Self::Reset, "reset"),
         (Self::Timeout, "timeout"),
         (Self::Cut, "cut"),
         (Self::Error, "error"),
         (Self::Garbage, "garbage"),
+        (Self::Slow, "slow"),
     ];
 
     /// As written in configuration and logs.
@@ -103,6 +107,7 @@ impl Outcome {
         let says = |words: &[&str]| words.iter().any(|word| kind.contains(word));
         match kind.parse::<u16>() {
             Ok(status @ 400..=599) => Self::of_status(status, None),
+            _ if kind == BROKEN_OFF => Self::failed(Reason::Cut),
             _ if says(&["rate_limit", "ratelimit", "too_many_requests", "toomanyrequests"]) => {
                 Self::of_status(429, None)
             }
@@ -208,6 +213,7 @@ mod tests {
             ("RateLimitError", Class::Busy),
             ("overloaded_error", Class::Busy),
             ("429", Class::Busy),
+            (BROKEN_OFF, Class::Failure),
             ("InternalServerError", Class::Failure),
             ("api_error", Class::Failure),
             ("500", Class::Failure),

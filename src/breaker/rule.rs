@@ -98,6 +98,26 @@ impl Rule {
         ]
     }
 
+    /// Where requests are hedged and no rule says when an endpoint is too slow: it is out when a copy sent later was sooner every second
+    /// time.
+    pub(super) fn slow() -> Self {
+        const MS_5000: NonZeroU64 = NonZeroU64::new(5_000).unwrap();
+        const MS_10000: NonZeroU64 = NonZeroU64::new(10_000).unwrap();
+        Self {
+            name: "slow".to_owned(),
+            failure_condition: FailureCondition {
+                count: None,
+                percentage: Some(50),
+                min_requests: FailureCondition::min_requests(),
+                interval_ms: MS_10000,
+                status_code_ranges: Vec::new(),
+                error_reasons: vec![Reason::Slow],
+            },
+            trip_duration_ms: MS_5000,
+            accept_retry_after: true,
+        }
+    }
+
     pub(super) fn check(&self) -> Result<(), Invalid> {
         if self.name.is_empty() {
             return Err(Invalid::new("name", "empty"));

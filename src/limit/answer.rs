@@ -8,6 +8,7 @@ use super::account::Standing;
 use super::verdict::{Admitted, Denied, Reason};
 use crate::request::{Dialect, Refusal};
 use crate::wire::DROPPED_REASON;
+use jiff::Timestamp;
 use serde_json::json;
 use std::time::Duration;
 
@@ -206,21 +207,10 @@ fn duration(time: Duration) -> String {
     }
 }
 
-/// A point in time since 1970 by RFC 3339, rounded up to a second. The calendar is Howard Hinnant's `civil_from_days`.
+/// A point in time since 1970 by RFC 3339, rounded up to a second.
 fn date(time: Duration) -> String {
-    let secs = time.as_nanos().div_ceil(1_000_000_000).min(253_402_300_799) as u64;
-    let (days, second) = (secs / 86_400, secs % 86_400);
-    // Days since 1 March of the year 0; years begin in March, eras have 400 of them.
-    let days = days + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    let year = era * 400 + year + next;
-    let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+    let secs = i64::try_from(time.as_nanos().div_ceil(1_000_000_000)).unwrap_or(i64::MAX);
+    Timestamp::from_second(secs).unwrap_or(Timestamp::MAX).to_string()
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The configuration of limits, as it is written; `rule.rs` has what is made of it.
 
+use super::calendar::{Per, Zone};
 use super::cost;
 use super::key::{Identity, Part};
 use super::money::Money;
@@ -237,6 +238,10 @@ pub struct Quantity {
     pub money: Option<Money>,
     /// Length of the window in seconds, at most 366 days.
     pub per_s: Option<NonZeroU32>,
+    /// In the place of `per_s`: it begins anew with the calendar.
+    pub per: Option<Per>,
+    /// Where days begin, for `per`; UTC unless set.
+    pub zone: Option<Zone>,
     /// In the place of `per_s`: what was used is never forgotten.
     pub total: bool,
     /// When it is used up the answer is 403, which clients do not retry, instead of 429.

@@ -11,8 +11,9 @@
 //!
 //! **The estimate** is the prompt, as `extract` estimates its tokens ([`crate::request::Ratios`]), none of it cached; and
 //! the output, by the client's bound (`max_tokens`), as OpenAI's and Anthropic's limits have it. Without a bound it is
-//! what answers of this model usually come to (`usual.rs`), and `output_tokens` until that is known, for each choice. An
-//! estimate without a bound may be wrong by much, so it never makes a request too large: it is cut to what the limits allow.
+//! what answers of this model usually come to (`usual.rs`), and `output_tokens` until that is known, for each choice; and no less
+//! than the client has the engine write (`min_tokens`), which is no guess. A guess may be wrong by much, so it never makes a
+//! request too large: it is cut to what the limits allow.
 
 use super::money::Prices;
 use super::usual::Usual;
@@ -198,9 +199,8 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// The outcome of an answer with this report and status. `plain`: what was delivered would have been seen; it is
-    /// so in a stream that is not compressed.
-    pub fn of(report: &Report, status: u16, plain: bool) -> Self {
+    /// The outcome of an answer with this report and status. Of a stream that was read what was delivered would have been seen.
+    pub fn of(report: &Report, status: u16, is_stream: bool) -> Self {
         match report.usage {
             Some(usage) if report.status == Status::Complete => match report.finish.as_deref() {
                 Some(finish) if ENDED.contains(&finish) => Self::Ended(usage),
@@ -208,9 +208,9 @@ impl Outcome {
             },
             // Cut off: the engine's last word may be older than the last token.
             Some(usage) => Self::Cut(Usage { output: usage.output.max(report.deltas), ..usage }),
-            None if report.deltas > 0 => Self::Delivered(report.deltas),
+            None if report.deltas > 0 && !report.unread => Self::Delivered(report.deltas),
             None if status >= 400 || report.error.is_some() => Self::Nothing,
-            None if plain => Self::Delivered(0),
+            None if is_stream && !report.unread => Self::Delivered(0),
             None => Self::Unknown,
         }
     }
@@ -251,14 +251,16 @@ impl Cost {
     pub(super) fn estimate(&self, facts: &Facts, teacher: &[Hold]) -> Estimate {
         let model = facts.model.as_deref();
         let input = u64::from(facts.prompt_tokens);
+        // It will be written for certain, so it is no guess.
+        let least = u64::from(facts.min_output_tokens);
         let expected = || {
             let one = self.usual.output(model, teacher, u64::from(self.config.output_tokens.get()));
-            one.saturating_mul(facts.choices.map_or(u64::MAX, u64::from))
+            one.saturating_mul(facts.choices.map_or(u64::MAX, u64::from)).max(least)
         };
         let (output, firm) = match (facts.max_output_tokens.map(u64::from), self.config.reserve) {
             (Some(bound), Reserve::Bound) => (bound, bound),
-            (Some(bound), Reserve::Usual) => (bound.min(expected()), 0),
-            (None, _) => (expected(), 0),
+            (Some(bound), Reserve::Usual) => (bound.min(expected()), bound.min(least)),
+            (None, _) => (expected(), least),
         };
         Estimate {
             cost: self.most(model, input, output),

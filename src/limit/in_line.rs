@@ -1,48 +1,15 @@
 //! Tests: standing in line, and budgets.
 
+use super::tests::{Memory, admitted, denied};
 use super::*;
 use crate::invalid;
 use crate::queue::Line;
 use crate::random::Random;
 use crate::request::{Dialect, Facts};
 use crate::response::Usage;
-use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap};
 #[cfg(target_arch = "wasm32")]
 use wasm_bindgen_test::wasm_bindgen_test as test;
-
-/// A store in memory that notes whom it is to wake; every so many writes another one comes first.
-#[derive(Default)]
-struct Memory {
-    values: RefCell<HashMap<String, (Vec<u8>, u32)>>,
-    writes: Cell<u32>,
-    disturb: Cell<u32>,
-    woken: RefCell<Vec<u64>>,
-}
-
-impl Store for Memory {
-    fn get(&self, name: &str) -> Option<(Vec<u8>, u32)> {
-        self.values.borrow().get(name).cloned()
-    }
-
-    fn put(&self, name: &str, value: &[u8], version: Option<u32>) -> bool {
-        self.writes.set(self.writes.get() + 1);
-        let write = self.writes.get();
-        if self.disturb.get() > 0 && write.is_multiple_of(self.disturb.get()) {
-            return false;
-        }
-        let mut values = self.values.borrow_mut();
-        if values.get(name).map(|(_, version)| *version) != version {
-            return false;
-        }
-        values.insert(name.to_owned(), (value.to_vec(), write));
-        true
-    }
-
-    fn wake(&self, waiter: u64) {
-        self.woken.borrow_mut().push(waiter);
-    }
-}
 
 /// A proxy with its store.
 struct Gate {
@@ -90,23 +57,9 @@ impl Gate {
     }
 }
 
-fn admitted(verdict: Verdict) -> Admitted {
-    match verdict {
-        Verdict::Admitted(admitted) => admitted,
-        other => panic!("{other:?}"),
-    }
-}
-
 fn waits(verdict: Verdict) -> Wait {
     match verdict {
         Verdict::Waits(wait) => wait,
-        other => panic!("{other:?}"),
-    }
-}
-
-fn denied(verdict: Verdict) -> Box<Denied> {
-    match verdict {
-        Verdict::Denied(denied) => denied,
         other => panic!("{other:?}"),
     }
 }

@@ -20,6 +20,7 @@ mod account;
 mod allowance;
 mod answer;
 mod book;
+mod calendar;
 mod charge;
 mod claim;
 mod config;
@@ -37,6 +38,7 @@ mod window;
 
 pub use account::{Reach, Standing};
 pub use answer::Answer;
+pub use calendar::{Calendar, Per, Zone};
 pub use claim::{Claim, Claimed, Claims, Grant, Granted, Grants};
 pub use config::{Config, FailureMode, Limit, Quantity, Queue, Share, When};
 pub use cost::{Config as CostConfig, Cost, Estimate, Outcome, Reserve, Spend, Weight, Weights};
@@ -53,7 +55,7 @@ use crate::invalid::Invalid;
 use crate::request::word;
 use book::Book;
 use charge::Kept;
-use rule::Rule;
+use rule::{Rule, Window};
 use slots::Guest;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -123,6 +125,25 @@ impl Limits {
         self.rules.iter().any(|rule| rule.parts_of_keys().any(|part| *part == Part::Ip))
     }
 
+    /// Whether a window goes by the calendar: then [`Limits::set_wall`] is to be told what time it is.
+    pub fn needs_wall(&self) -> bool {
+        self.windows().any(|window| matches!(window.span, Span::Calendar(_)))
+    }
+
+    /// Hears what time it is by the wall clock, since 1970, before requests are admitted or settled.
+    pub fn set_wall(&mut self, wall: Duration, now: Instant) {
+        let windows = self.rules.iter_mut().flat_map(|rule| &mut rule.windows);
+        windows.for_each(|window| {
+            if let Span::Calendar(calendar) = &mut window.span {
+                calendar.set(wall, now);
+            }
+        });
+    }
+
+    fn windows(&self) -> impl Iterator<Item = &Window> {
+        self.rules.iter().flat_map(|rule| &rule.windows)
+    }
+
     /// Whether requests may have to stand in line.
     pub fn has_queues(&self) -> bool {
         self.rules.iter().any(|rule| rule.queue.is_some())
@@ -165,11 +186,18 @@ impl Limits {
             (Unit::Tokens, estimate.firm.tokens, &mut estimate.cost.tokens),
             (Unit::Money, estimate.firm.money, &mut estimate.cost.money),
         ] {
-            let least = |hold: &Hold| Some((self.rules.get(hold.rule)?.least(unit)?, hold.rule));
-            let Some(((most, secs), at)) = holds.iter().filter_map(least).min() else { continue };
+            let least = |hold: &Hold| {
+                let (most, length) = self.rules.get(hold.rule)?.least(unit)?;
+                Some((most, length, hold.rule))
+            };
+            let Some((most, length, at)) = holds.iter().filter_map(least).min_by_key(|(most, ..)| *most)
+            else {
+                continue;
+            };
             if firm > most {
                 let name = self.rules.get(at).map_or("", |rule| &rule.name);
-                let (allows, firm) = (self.words().window(unit, most, secs), self.words().amount(unit, firm));
+                let (allows, firm) =
+                    (self.words().window(unit, most, length), self.words().amount(unit, firm));
                 return Verdict::Denied(Box::new(Denied::too_large(at, name, allows, firm)));
             }
             *cost = (*cost).min(most);
@@ -335,7 +363,11 @@ fn first_to_end(standings: impl Iterator<Item = Standing>) -> Option<Standing> {
 }
 
 #[cfg(test)]
+mod day;
+#[cfg(test)]
 mod in_line;
+#[cfg(test)]
+mod periods;
 #[cfg(test)]
 mod sharing;
 #[cfg(test)]

@@ -115,10 +115,11 @@ impl Prices {
     /// The price of a model.
     pub fn of(&self, model: Option<&str>) -> &Price {
         let model = model.unwrap_or_default();
-        let names = self.models.iter().filter(|(name, _)| fits(name, model));
-        names
-            .max_by_key(|(name, _)| (!name.ends_with('*'), name.len()))
-            .map_or(&self.other, |(_, price)| price)
+        // A list of prices may be long.
+        self.models.get(model).unwrap_or_else(|| {
+            let names = self.models.iter().filter(|(name, _)| fits(name, model));
+            names.max_by_key(|(name, _)| name.len()).map_or(&self.other, |(_, price)| price)
+        })
     }
 }
 

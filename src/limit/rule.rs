@@ -1,5 +1,6 @@
 //! Limits that have been checked: what requests they are for, and what they allow.
 
+use super::calendar::{Calendar, Per, Zone};
 use super::config::{Config, Limit, Quantity, When};
 use super::cost::{Spend, TOKEN, fits};
 use super::key::{Asked, Part};
@@ -7,6 +8,7 @@ use super::money::MONEY;
 use super::window::Span;
 use crate::invalid::Invalid;
 use crate::queue::Order;
+use std::fmt;
 use std::num::{NonZeroU32, NonZeroU64};
 use std::time::Duration;
 use xxhash_rust::xxh64::xxh64;
@@ -51,14 +53,44 @@ impl Unit {
     }
 }
 
+/// How long a window is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Length {
+    /// It slides over so many seconds.
+    Secs(NonZeroU32),
+    /// It goes by the calendar.
+    Per(Per, Zone),
+    /// For ever.
+    Total,
+}
+
+impl fmt::Display for Length {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Secs(secs) => write!(to, "in {secs} s"),
+            Self::Per(per, zone) => write!(to, "per {}, {}", per.name(), String::from(*zone)),
+            Self::Total => to.write_str("in total"),
+        }
+    }
+}
+
+impl Length {
+    fn span(self) -> Span {
+        match self {
+            Self::Secs(secs) => Span::of_secs(secs),
+            Self::Per(per, zone) => Span::Calendar(Calendar::new(per, zone)),
+            Self::Total => Span::of_nanos(u64::MAX),
+        }
+    }
+}
+
 /// A window of a rule.
 #[derive(Clone, Debug)]
 pub(super) struct Window {
     pub(super) unit: Unit,
     /// In the unit.
     pub(super) limit: u64,
-    /// 0: for ever.
-    pub(super) secs: u32,
+    pub(super) length: Length,
     pub(super) span: Span,
     pub(super) quota: bool,
     pub(super) soft_percent: Option<u8>,
@@ -142,7 +174,8 @@ impl Rule {
             true => 1,
             false => u64::from(limit.max_keys.get()).div_ceil(KEYS_PER_BOOK),
         };
-        let lengths: Vec<_> = windows.iter().map(|window| (window.unit.name(), window.secs)).collect();
+        let lengths: Vec<_> =
+            windows.iter().map(|window| (window.unit.name(), window.length.to_string())).collect();
         let form = format!("{} {:?} {lengths:?}", limit.name, limit.key);
         let line = limit.queue.as_ref().map(|queue| queue.order);
         let own_form = match line {
@@ -213,10 +246,10 @@ impl Rule {
             || !self.unless.headers.is_empty()
     }
 
-    /// The least that one of its windows of a unit allows, and that window's length in seconds.
-    pub(super) fn least(&self, unit: Unit) -> Option<(u64, u32)> {
+    /// The least that one of its windows of a unit allows, and that window's length.
+    pub(super) fn least(&self, unit: Unit) -> Option<(u64, Length)> {
         let windows = self.windows.iter().filter(|window| window.unit == unit);
-        windows.map(|window| (window.limit, window.secs)).min()
+        windows.map(|window| (window.limit, window.length)).min_by_key(|(limit, _)| *limit)
     }
 
     /// Whether what was used is known only when a request is over.
@@ -257,15 +290,20 @@ impl Quantity {
             return Err(Invalid::new(unit.name(), format!("{amount} is above {MOST_AMOUNT}")));
         }
         let limit = if unit == Unit::Money { amount } else { amount.saturating_mul(unit.scale()) };
-        let (secs, span) = match (self.per_s, self.total) {
-            (Some(secs), false) if secs.get() > MOST_SECS => {
+        let length = match (self.per_s, self.per, self.total) {
+            (Some(secs), None, false) if secs.get() > MOST_SECS => {
                 return Err(Invalid::new("per_s", format!("{secs} is above {MOST_SECS}, 366 days")));
             }
-            (Some(secs), false) => (secs.get(), Span::of_secs(secs)),
-            (None, true) => (0, Span::of_nanos(u64::MAX)),
-            (Some(_), true) => return Err(Invalid::new("total", "either per_s or total is expected")),
-            (None, false) => return Err(Invalid::new("per_s", "missing; or total: true")),
+            (Some(secs), None, false) => Length::Secs(secs),
+            (None, Some(per), false) => Length::Per(per, self.zone.unwrap_or_default()),
+            (None, None, true) => Length::Total,
+            (None, None, false) => return Err(Invalid::new("per_s", "missing; or per, or total: true")),
+            (Some(_), Some(_), _) => return Err(Invalid::new("per", "either per_s or per is expected")),
+            (.., true) => return Err(Invalid::new("total", "one of per_s, per and total is expected")),
         };
+        if self.zone.is_some() && self.per.is_none() {
+            return Err(Invalid::new("zone", "without per nothing goes by the calendar"));
+        }
         if self.soft_percent.is_some_and(|percent| !(1..=99).contains(&percent)) {
             return Err(Invalid::new("soft_percent", "1 to 99 is expected"));
         }
@@ -273,7 +311,8 @@ impl Quantity {
             return Err(Invalid::new("demote", "without soft_percent it is not said from when on"));
         }
         let (quota, soft_percent) = (self.quota || unit == Unit::Money, self.soft_percent);
-        Ok(Window { unit, limit, secs, span, quota, soft_percent, demote: self.demote.clone() })
+        let span = length.span();
+        Ok(Window { unit, limit, length, span, quota, soft_percent, demote: self.demote.clone() })
     }
 }
 

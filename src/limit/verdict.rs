@@ -4,7 +4,7 @@ use super::account::{Block, Standing};
 use super::book::Book;
 use super::cost::{Estimate, Spend};
 use super::money::words;
-use super::rule::{Rule, Unit};
+use super::rule::{Length, Rule, Unit};
 use super::slots::Guest;
 use crate::instant::Instant;
 use crate::request::Facts;
@@ -238,9 +238,8 @@ impl Words<'_> {
     }
 
     /// What a window allows: `1000 tokens in 60 s`.
-    pub(super) fn window(self, unit: Unit, limit: u64, secs: u32) -> String {
-        let amount = self.amount(unit, limit);
-        if secs == 0 { format!("{amount} in total") } else { format!("{amount} in {secs} s") }
+    pub(super) fn window(self, unit: Unit, limit: u64, length: Length) -> String {
+        format!("{} {length}", self.amount(unit, limit))
     }
 }
 
@@ -258,7 +257,7 @@ impl Denied {
         let (reason, allows, unit) = match window {
             Some(window) => {
                 let unit = window.unit;
-                let allows = words.window(unit, window.limit, window.secs);
+                let allows = words.window(unit, window.limit, window.length);
                 (if window.quota { Reason::Quota { unit } } else { Reason::Full { unit } }, allows, unit)
             }
             None => (Reason::Crowded, at_once(rule), Unit::Tokens),

@@ -14,8 +14,9 @@
 //! Why not something smaller? A fixed window lets twice the limit through around its edge; two fixed windows with
 //! the older one weighted let up to as much through when traffic is not even; a leaky bucket (GCRA) that allows a
 //! burst of the limit allows the burst and the refill within one window. A log of every request needs as much memory
-//! as there are requests. Only cells that hold something are kept, so a key that is used now and then takes a few bytes.
+//! as there are requests. Quotas that begin anew with the month are another thing (`calendar.rs`). Only cells that hold something are kept, so a key that is used now and then takes a few bytes.
 
+use super::calendar::Calendar;
 use crate::instant::Instant;
 use crate::varint::{read_number, write_number};
 use std::num::NonZeroU32;
@@ -23,10 +24,16 @@ use std::num::NonZeroU32;
 /// Cells that make up the length of a window.
 pub const CELLS: u64 = 60;
 
-/// The length of a window, in cells.
+/// How a window cuts time, and for how long what falls into a cell counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
-    cell_nanos: u64,
+pub enum Span {
+    /// It slides: a cell is a sixtieth of it.
+    Sliding {
+        /// Length of a cell in nanoseconds, at least 1.
+        cell_nanos: u64,
+    },
+    /// It begins and ends with the calendar: a cell is all of it.
+    Calendar(Calendar),
 }
 
 impl Span {
@@ -37,27 +44,42 @@ impl Span {
 
     /// A window of so many nanoseconds, at least one per cell.
     pub fn of_nanos(nanos: u64) -> Self {
-        Self { cell_nanos: nanos.div_ceil(CELLS).max(1) }
+        Self::Sliding { cell_nanos: nanos.div_ceil(CELLS).max(1) }
     }
 
-    /// Its length in milliseconds, rounded up.
-    pub fn millis(self) -> u64 {
-        self.cell_nanos.saturating_mul(CELLS).div_ceil(1_000_000)
+    /// Milliseconds for which what is used now counts at least, rounded up.
+    pub fn millis(self, now: Instant) -> u64 {
+        let nanos = match self {
+            Self::Sliding { cell_nanos } => cell_nanos.saturating_mul(CELLS),
+            Self::Calendar(calendar) => calendar.end(calendar.cell(now)).nanos().saturating_sub(now.nanos()),
+        };
+        nanos.div_ceil(1_000_000)
     }
 
     /// The cell that a point in time belongs to.
     pub fn cell(self, at: Instant) -> u64 {
-        at.nanos() / self.cell_nanos.max(1)
+        match self {
+            Self::Sliding { cell_nanos } => at.nanos() / cell_nanos.max(1),
+            Self::Calendar(calendar) => calendar.cell(at),
+        }
     }
 
     /// The oldest cell that still counts.
     pub fn oldest(self, now: Instant) -> u64 {
-        self.cell(now).saturating_sub(CELLS)
+        match self {
+            Self::Sliding { .. } => self.cell(now).saturating_sub(CELLS),
+            Self::Calendar(calendar) => calendar.cell(now),
+        }
     }
 
     /// From when on a cell no longer counts.
     pub fn end(self, cell: u64) -> Instant {
-        Instant::from_nanos(cell.saturating_add(CELLS + 1).saturating_mul(self.cell_nanos))
+        match self {
+            Self::Sliding { cell_nanos } => {
+                Instant::from_nanos(cell.saturating_add(CELLS + 1).saturating_mul(cell_nanos))
+            }
+            Self::Calendar(calendar) => calendar.end(cell),
+        }
     }
 }
 

@@ -19,7 +19,7 @@
 //! For many sessions with long prefixes at moderate load. Near saturation `least_prefill` weighs the queue itself
 //! against the prefix, where this has a gate.
 
-use super::number::{Amount, Ratio};
+use super::number::{Amount, Factor, Ratio};
 use super::{Round, Score, scale};
 use serde::{Deserialize, Serialize};
 
@@ -37,7 +37,7 @@ enum Defaults {
 pub(super) struct CacheAware {
     cache_threshold: Ratio,
     balance_abs_threshold: Amount,
-    balance_rel_threshold: Amount,
+    balance_rel_threshold: Factor,
     min_match_tokens: u32,
     overload_decay: Amount,
 }
@@ -49,7 +49,7 @@ struct Written {
     defaults: Defaults,
     cache_threshold: Option<Ratio>,
     balance_abs_threshold: Option<Amount>,
-    balance_rel_threshold: Option<Amount>,
+    balance_rel_threshold: Option<Factor>,
     min_match_tokens: Option<u32>,
     overload_decay: Option<Amount>,
 }
@@ -63,7 +63,7 @@ impl From<Written> for CacheAware {
         Self {
             cache_threshold: written.cache_threshold.unwrap_or(Ratio::of(rate)),
             balance_abs_threshold: written.balance_abs_threshold.unwrap_or(Amount::of(abs)),
-            balance_rel_threshold: written.balance_rel_threshold.unwrap_or(Amount::of(rel)),
+            balance_rel_threshold: written.balance_rel_threshold.unwrap_or(Factor::of(rel)),
             min_match_tokens: written.min_match_tokens.unwrap_or(0),
             overload_decay: written.overload_decay.unwrap_or(Amount::of(0.0)),
         }

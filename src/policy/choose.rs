@@ -1,7 +1,7 @@
 //! A policy that is ready to choose.
 
 use super::epp::{NoPrefill, Split};
-use super::{Attributes, Candidate, Keep, Known, News, Pick, Round, Score, Wants};
+use super::{Attributes, Candidate, Keep, Known, Needed, News, Pick, Round, Score, Wants};
 use crate::instant::Instant;
 use crate::invalid::Invalid;
 use crate::random::Random;
@@ -19,6 +19,7 @@ pub struct Policy {
     /// How the computing of prompts is split off, if it is.
     pub(super) split: Option<Split>,
     pub(super) notes: Vec<Invalid>,
+    pub(super) needs: Vec<Needed>,
 }
 
 /// Where a prompt is to be computed.
@@ -173,7 +174,7 @@ impl Policy {
 }
 
 impl Profile {
-    fn choose(&mut self, round: &Round<'_>, most: usize, random: &mut Random) -> &[usize] {
+    pub(super) fn choose(&mut self, round: &Round<'_>, most: usize, random: &mut Random) -> &[usize] {
         let Self { keepers, scorers, picker, scratch } = self;
         scratch.begin(round, keepers.is_empty());
         for (step, (_, keeper)) in keepers.iter_mut().enumerate() {

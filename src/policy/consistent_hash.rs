@@ -16,7 +16,7 @@
 //! For session affinity, and for prefix affinity where gateways share nothing. It does not know what is cached; where
 //! one pool sees all requests `least_prefill` and `cache_aware` do better. Without any key the least busy is taken.
 
-use super::number::Amount;
+use super::number::{Amount, Bound};
 use super::{Round, Score, scale};
 use crate::block;
 use crate::random::Random;
@@ -38,15 +38,15 @@ enum On {
 pub(super) struct ConsistentHash {
     /// What is tried first for a key; then the others, in this order: session, tenant, prefix.
     hash_on: On,
-    /// How much more than the mean an endpoint may have; 0 for no bound.
-    balance: Amount,
+    /// How many times the mean an endpoint may have; 0 for no bound.
+    balance: Bound,
     /// Requests above the mean that it may have in any case.
     margin: Amount,
 }
 
 impl Default for ConsistentHash {
     fn default() -> Self {
-        Self { hash_on: On::Session, balance: Amount::of(1.25), margin: Amount::of(0.0) }
+        Self { hash_on: On::Session, balance: Bound::of(1.25), margin: Amount::of(0.0) }
     }
 }
 
@@ -57,8 +57,8 @@ pub(super) struct PrefixHash {
     prefix_tokens: NonZeroU32,
     /// Tokens of the smallest block, as `extract` cuts them.
     block_tokens: NonZeroU32,
-    /// How much more than the mean an endpoint may have; 0 for no bound.
-    balance: Amount,
+    /// How many times the mean an endpoint may have; 0 for no bound.
+    balance: Bound,
     /// Requests above the mean that it may have in any case.
     margin: Amount,
 }
@@ -70,7 +70,7 @@ impl Default for PrefixHash {
         Self {
             prefix_tokens: TOKENS,
             block_tokens: SIXTEEN,
-            balance: Amount::of(1.25),
+            balance: Bound::of(1.25),
             margin: Amount::of(0.0),
         }
     }
@@ -104,7 +104,7 @@ impl Score for PrefixHash {
 }
 
 /// Those within the bound by their hash, from 0.5 up; the others below, the least busy first.
-fn bounded(round: &Round<'_>, scores: &mut [f64], key: Option<u64>, balance: Amount, margin: Amount) {
+fn bounded(round: &Round<'_>, scores: &mut [f64], key: Option<u64>, balance: Bound, margin: Amount) {
     let total: f64 = round.candidates.iter().map(|candidate| f64::from(candidate.in_flight)).sum();
     let count = round.candidates.len().max(1) as f64;
     let bound = (balance.get() * (total + 1.0) / count).ceil().max(total / count + margin.get());

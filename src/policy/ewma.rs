@@ -14,16 +14,17 @@
 //! For endpoints that differ in speed, or change, and do not say so. Without prefix caches the order is that of
 //! classic peak EWMA. Answers that are not streamed bring no sample.
 
+use super::number::Millis;
 use super::{Each, Known, News, Round, Score, scale};
 use crate::instant::Instant;
 use serde::{Deserialize, Serialize};
-use std::num::{NonZeroU32, NonZeroU64};
+use std::num::NonZeroU32;
 
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct PeakEwma {
     /// Milliseconds after which a sample counts a third.
-    tau_ms: NonZeroU64,
+    tau_ms: Millis,
     /// Prompts are taken to have so many tokens to compute at least: below that, time is overhead.
     min_tokens: NonZeroU32,
     #[serde(skip)]
@@ -39,9 +40,8 @@ struct Seen {
 
 impl Default for PeakEwma {
     fn default() -> Self {
-        const TEN_S: NonZeroU64 = NonZeroU64::new(10_000).unwrap();
         const TOKENS: NonZeroU32 = NonZeroU32::new(64).unwrap();
-        Self { tau_ms: TEN_S, min_tokens: TOKENS, seen: Each::default() }
+        Self { tau_ms: Millis::of(10_000), min_tokens: TOKENS, seen: Each::default() }
     }
 }
 

@@ -1,30 +1,25 @@
-//! LiteLLM's strategies for managed providers, which give no metrics: `simple_shuffle`, `usage_based`, `latency_based`,
-//! `cost_based`. (`least-busy` is `least_requests`.)
+//! LiteLLM's strategies for managed providers, which give no metrics: `simple_shuffle`, `usage_based`, `cost_based`.
+//! (`latency_based` has a file of its own; `least-busy` is `least_requests`.)
 //!
 //! ```text
 //! simple_shuffle   at random, in proportion to weight; without weights to rpm, else tpm, else even
 //! usage_based      least tokens this minute, of those where tokens + prompt <= tpm and requests + 1 <= rpm
-//! latency_based    at random of those whose mean seconds per output token is within buffer of the least
 //! cost_based       least input price * prompt + output price * output, of those within their limits
 //! ```
 //!
 //! Weights, limits and prices are the pool's `attributes`. What LiteLLM does and these do not: weigh by what the *first*
 //! deployment happens to have; check a limit and count after the call (663 of 100 tokens got through), where here what
-//! is booked counts from its booking; prefer a deployment of which no latency is known, where here it gets one request at a time;
-//! keep the *oldest* samples; take the first of equals; refuse when all are over their limits, where here the least
+//! is booked counts from its booking; take the first of equals; refuse when all are over their limits, where here the least
 //! used is taken: refusing is the business of `limit` and of the provider.
 //! A stream that does not say how many tokens it wrote (no `include_usage`) counts what was delivered; other answers that do not
-//! say it count their prompt alone, and `latency_based` learns nothing of them. An unknown price is 1 per token.
+//! say it count their prompt alone. An unknown price is 1 per token.
 //!
 //! For providers behind one gateway. Engines of one's own say more: see `least_prefill`.
 
-use super::number::Amount;
 use super::{Attributes, Candidate, Demand, Each, Known, News, Round, Score, Wants, scale};
 use crate::instant::Instant;
 use serde::{Deserialize, Serialize};
-use std::collections::VecDeque;
 use std::marker::PhantomData;
-use std::num::NonZeroUsize;
 
 /// What endpoints may be used for, and have been this minute.
 #[derive(Debug, Default)]
@@ -197,81 +192,10 @@ impl Cost for Price {
 
 pub(super) type CostBased = Cheapest<Price>;
 
-#[derive(Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub(super) struct LatencyBased {
-    /// How many answers of an endpoint count, the latest.
-    samples: NonZeroUsize,
-    /// Milliseconds for which they count.
-    ttl_ms: u64,
-    /// How much slower than the quickest an endpoint may be and still be taken: 0.1 is a tenth.
-    lowest_latency_buffer: Amount,
-    #[serde(skip)]
-    seen: Each<VecDeque<(Instant, f64)>>,
-}
-
-impl Default for LatencyBased {
-    fn default() -> Self {
-        const TEN: NonZeroUsize = NonZeroUsize::new(10).unwrap();
-        Self {
-            samples: TEN,
-            ttl_ms: 3_600_000,
-            lowest_latency_buffer: Amount::of(0.0),
-            seen: Each::default(),
-        }
-    }
-}
-
-impl LatencyBased {
-    /// Mean seconds per output token.
-    fn mean(&self, place: usize, now: Instant) -> Option<f64> {
-        let fresh = |at: &Instant| now.since(*at).as_millis() < u128::from(self.ttl_ms);
-        let samples = self.seen.at(place)?.iter().filter(|(at, _)| fresh(at));
-        let (sum, count) = samples.fold((0.0, 0.0), |(sum, count), (_, sample)| (sum + sample, count + 1.0));
-        (count > 0.0).then(|| sum / count)
-    }
-}
-
-impl Score for LatencyBased {
-    fn score(&mut self, round: &Round<'_>, scores: &mut [f64]) {
-        let mean = |candidate: &Candidate| self.mean(candidate.place, round.now);
-        let quickest = round.candidates.iter().filter_map(mean).fold(f64::INFINITY, f64::min);
-        // One of which nothing is known gets a request now and then, and no second one before the first is answered.
-        let probe = |candidate: &Candidate| (candidate.in_flight == 0).then_some(quickest);
-        scale::known_or_mean(round, scores, |candidate| {
-            mean(candidate).or(probe(candidate)).filter(|mean| mean.is_finite())
-        });
-        let least = scores.iter().copied().fold(f64::INFINITY, f64::min);
-        let bound = least * (1.0 + self.lowest_latency_buffer.get());
-        scores.iter_mut().for_each(|score| *score = if *score <= bound { least } else { *score });
-        scale::cheapest_first(scores);
-    }
-
-    fn meet(&mut self, endpoints: &[Known<'_>]) {
-        self.seen.meet(endpoints);
-    }
-
-    fn learn(&mut self, news: &News, now: Instant) {
-        let News::Ended { place, after, output_tokens: Some(tokens), failed: false, .. } = *news else {
-            return;
-        };
-        let samples = self.samples.get();
-        if let Some(seen) = self.seen.at_mut(place) {
-            seen.truncate(samples.saturating_sub(1));
-            seen.push_front((now, after.as_secs_f64() / f64::from(tokens.max(1))));
-        }
-    }
-
-    fn wants(&self) -> Wants {
-        Wants { answers: true, reports: false }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::Policy;
-    use crate::policy::tests::{at, busy, chosen, chosen_for, described, read, shares_at, shares_of};
+    use crate::policy::tests::{at, chosen, chosen_for, described, read, shares_at, shares_of};
     use serde_json::json;
     use std::time::Duration;
     #[cfg(target_arch = "wasm32")]
@@ -315,26 +239,6 @@ mod tests {
         assert_eq!(chosen(&mut policy, &all), 1, "another thousand would be above its limit");
         let next = shares_at(&mut policy, &all, 100, Instant::from_millis(60_000));
         assert!(next.iter().all(|count| *count > 20), "a new minute: {next:?}");
-    }
-
-    #[test]
-    fn latency_is_per_token_of_the_latest_and_the_unknown_is_no_favourite() {
-        let mut policy = read(json!("latency_based"), 3);
-        let learn = |policy: &mut Policy, place, ms, tokens| {
-            policy.learn(&ended(place, ms, tokens), Instant::default());
-        };
-        learn(&mut policy, 0, 1_000, 100);
-        learn(&mut policy, 1, 1_000, 50);
-        let asked = busy(2, 1, 0, 0);
-        assert_eq!(shares_of(&mut policy, &[at(0), at(1), asked], 50), [50, 0, 0], "10 ms, 20 ms, unknown");
-        let probed = shares_of(&mut policy, &[at(0), at(1), at(2)], 100);
-        assert!(probed[1] == 0 && probed[2] > 20, "{probed:?}");
-        (0..10).for_each(|_| learn(&mut policy, 0, 3_000, 100));
-        assert_eq!(shares_of(&mut policy, &[at(0), at(1)], 50), [0, 50], "the latest ten count");
-        let mut wide = read(json!({"latency_based": {"lowest_latency_buffer": 0.5}}), 2);
-        learn(&mut wide, 0, 100, 10);
-        learn(&mut wide, 1, 140, 10);
-        assert!(shares_of(&mut wide, &[at(0), at(1)], 100).iter().all(|count| *count > 20));
     }
 
     #[test]

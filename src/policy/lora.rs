@@ -12,7 +12,8 @@
 //! of the others; a request without an adapter is indifferent. As a policy by itself it sends the rest by ties at
 //! random: combine it with a load score.
 
-use super::{Adapter, Each, Known, News, Round, Score, scale};
+use super::number::MillisOrOff;
+use super::{Adapter, Candidate, Demand, Each, Known, News, Round, Score, scale};
 use crate::instant::Instant;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -20,35 +21,76 @@ use std::collections::HashMap;
 /// Adapters remembered of an endpoint.
 const REMEMBERED: usize = 256;
 
+/// When a request for each adapter was last sent to each endpoint.
+#[derive(Debug, Default)]
+pub(super) struct Sent(Each<HashMap<u64, Instant>>);
+
+impl Sent {
+    pub(super) fn meet(&mut self, endpoints: &[Known<'_>]) {
+        self.0.meet(endpoints);
+    }
+
+    pub(super) fn learn(&mut self, news: &News, now: Instant) {
+        let News::Booked { place, demand, .. } = news else { return };
+        let (Some(adapter), Some(sent)) = (demand.adapter, self.0.at_mut(*place)) else { return };
+        sent.insert(adapter, now);
+        if sent.len() > REMEMBERED {
+            let oldest = sent.iter().min_by_key(|(_, at)| **at).map(|(adapter, _)| *adapter);
+            oldest.and_then(|adapter| sent.remove(&adapter));
+        }
+    }
+
+    /// Whether the request's adapter is loaded there: the engine says so, or it was sent there within that time and the
+    /// engine does not say that it has no such model.
+    pub(super) fn is_loaded(
+        &self,
+        demand: &Demand,
+        candidate: &Candidate,
+        now: Instant,
+        memory: MillisOrOff,
+    ) -> bool {
+        let sent = self.0.at(candidate.place);
+        let last = demand.adapter.and_then(|adapter| sent?.get(&adapter));
+        let lately = last.is_some_and(|last| now.since(*last).as_millis() < u128::from(memory.get()));
+        match candidate.adapter {
+            Adapter::Resident => true,
+            Adapter::Absent => false,
+            _ => lately,
+        }
+    }
+}
+
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct LoraAffinity {
     /// Milliseconds for which an adapter is taken to be loaded after its last request there; 0 trusts the engine alone.
-    memory_ms: u64,
+    memory_ms: MillisOrOff,
     #[serde(skip)]
-    sent: Each<HashMap<u64, Instant>>,
+    sent: Sent,
 }
+
+/// Milliseconds for which an adapter is taken to be loaded, unless given.
+pub(super) const MEMORY: MillisOrOff = MillisOrOff::of(300_000);
 
 impl Default for LoraAffinity {
     fn default() -> Self {
-        Self { memory_ms: 300_000, sent: Each::default() }
+        Self { memory_ms: MEMORY, sent: Sent::default() }
     }
 }
 
 impl Score for LoraAffinity {
     fn score(&mut self, round: &Round<'_>, scores: &mut [f64]) {
-        let Some(adapter) = round.demand.adapter else { return scores.fill(1.0) };
-        let was_sent = |place| {
-            let last = self.sent.at(place).and_then(|sent| sent.get(&adapter));
-            last.is_some_and(|last| round.now.since(*last).as_millis() < u128::from(self.memory_ms))
-        };
+        if round.demand.adapter.is_none() {
+            return scores.fill(1.0);
+        }
+        let is_loaded =
+            |candidate: &Candidate| self.sent.is_loaded(round.demand, candidate, round.now, self.memory_ms);
         scale::known_or_mean(round, scores, |candidate| match candidate.adapter {
             Adapter::Resident => Some(1.0),
-            Adapter::Absent => Some(0.0),
-            _ if was_sent(candidate.place) => Some(1.0),
+            _ if is_loaded(candidate) => Some(1.0),
             Adapter::Room => Some(0.8),
             Adapter::Waiting => Some(0.6),
-            Adapter::Full => Some(0.0),
+            Adapter::Full | Adapter::Absent => Some(0.0),
             Adapter::Unknown => None,
         });
     }
@@ -58,13 +100,7 @@ impl Score for LoraAffinity {
     }
 
     fn learn(&mut self, news: &News, now: Instant) {
-        let News::Booked { place, demand, .. } = news else { return };
-        let (Some(adapter), Some(sent)) = (demand.adapter, self.sent.at_mut(*place)) else { return };
-        sent.insert(adapter, now);
-        if sent.len() > REMEMBERED {
-            let oldest = sent.iter().min_by_key(|(_, at)| **at).map(|(adapter, _)| *adapter);
-            oldest.and_then(|adapter| sent.remove(&adapter));
-        }
+        self.sent.learn(news, now);
     }
 }
 

@@ -14,11 +14,10 @@
 //! For endpoints of different size that report how full they are. It looks at averages over seconds, not at queues nor
 //! prefixes: for LLM engines of one kind `least_prefill` is better.
 
-use super::number::Amount;
+use super::number::{Amount, Millis, MillisOrOff};
 use super::{Each, Known, News, Round, Score, Signals, SlowStart, Wants, scale};
 use crate::instant::Instant;
 use serde::{Deserialize, Serialize};
-use std::num::NonZeroU64;
 use std::time::Duration;
 
 /// What is taken for utilization.
@@ -34,10 +33,10 @@ enum Metric {
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Orca {
-    blackout_period_ms: u64,
-    weight_expiration_period_ms: NonZeroU64,
-    /// Milliseconds between two computations of weights; 100 at least.
-    weight_update_period_ms: NonZeroU64,
+    blackout_period_ms: MillisOrOff,
+    weight_expiration_period_ms: Millis,
+    /// Milliseconds between two computations of weights.
+    weight_update_period_ms: Millis,
     error_utilization_penalty: Amount,
     metric: Metric,
     slow_start: SlowStart,
@@ -47,12 +46,10 @@ pub(super) struct Orca {
 
 impl Default for Orca {
     fn default() -> Self {
-        const THREE_MINUTES: NonZeroU64 = NonZeroU64::new(180_000).unwrap();
-        const SECOND: NonZeroU64 = NonZeroU64::new(1_000).unwrap();
         Self {
-            blackout_period_ms: 10_000,
-            weight_expiration_period_ms: THREE_MINUTES,
-            weight_update_period_ms: SECOND,
+            blackout_period_ms: MillisOrOff::of(10_000),
+            weight_expiration_period_ms: Millis::of(180_000),
+            weight_update_period_ms: Millis::of(1_000),
             error_utilization_penalty: Amount::of(1.0),
             metric: Metric::Utilization,
             slow_start: SlowStart::default(),
@@ -92,7 +89,7 @@ impl Seen {
 impl Orca {
     fn weight(&self, seen: &Seen, now: Instant) -> Option<f64> {
         let old = now.since(seen.last?).as_millis() >= u128::from(self.weight_expiration_period_ms.get());
-        let dark = now.since(seen.first?).as_millis() < u128::from(self.blackout_period_ms);
+        let dark = now.since(seen.first?).as_millis() < u128::from(self.blackout_period_ms.get());
         if old || dark || seen.qps <= 0.0 {
             return None;
         }
@@ -125,10 +122,9 @@ impl Score for Orca {
     }
 
     fn learn(&mut self, news: &News, now: Instant) {
-        const LEAST: u64 = 100;
         match news {
             News::Ended { place, failed, .. } => {
-                let period = Duration::from_millis(self.weight_update_period_ms.get().max(LEAST));
+                let period = Duration::from_millis(self.weight_update_period_ms.get());
                 if let Some(seen) = self.seen.at_mut(*place) {
                     seen.ended(*failed, now, period);
                 }

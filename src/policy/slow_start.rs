@@ -7,9 +7,8 @@
 //! Envoy's curve (`slow_start_config`), with its one fault left out: endpoints that were there from the start have no
 //! age and are never held back, so that a whole pool that starts does not crawl.
 
-use super::number::Amount;
+use super::number::{Amount, MillisOrOff, Percent};
 use serde::{Deserialize, Serialize};
-use std::num::NonZeroU32;
 use std::time::Duration;
 
 /// How a new endpoint's share grows; off while its window is 0.
@@ -17,29 +16,32 @@ use std::time::Duration;
 #[serde(deny_unknown_fields, default)]
 pub struct SlowStart {
     /// Milliseconds until it has its whole share; 0 turns this off.
-    pub window_ms: u64,
+    window_ms: MillisOrOff,
     /// Percent of its share at first.
-    pub min_weight_percent: NonZeroU32,
+    min_weight_percent: Percent,
     /// Above 1 it grows quickly at first, below 1 slowly; 1 is a straight line.
     aggression: Amount,
 }
 
 impl Default for SlowStart {
     fn default() -> Self {
-        const TEN: NonZeroU32 = NonZeroU32::new(10).unwrap();
-        Self { window_ms: 0, min_weight_percent: TEN, aggression: Amount::of(1.0) }
+        Self {
+            window_ms: MillisOrOff::of(0),
+            min_weight_percent: Percent::of(10),
+            aggression: Amount::of(1.0),
+        }
     }
 }
 
 impl SlowStart {
     /// The same curve over another window, in milliseconds.
     pub fn over(window_ms: u64) -> Self {
-        Self { window_ms, ..Self::default() }
+        Self { window_ms: MillisOrOff::of(window_ms), ..Self::default() }
     }
 
     /// The part of its share that an endpoint of that age gets.
     pub fn factor(&self, age: Option<Duration>) -> f64 {
-        let window = Duration::from_millis(self.window_ms);
+        let window = Duration::from_millis(self.window_ms.get());
         let Some(age) = age.filter(|age| *age < window) else { return 1.0 };
         let passed = age.as_secs_f64() / window.as_secs_f64();
         let grown = passed.powf(1.0 / self.aggression.get().max(0.01));

@@ -3,8 +3,8 @@
 use super::choose::{Policy, Profile, Scratch, Weighted};
 use super::pickers::{Any, Best, Next, OfTwo, Share, Turns};
 use super::{
-    Pick, Score, cache_aware, consistent_hash, dynamo, epp, ewma, least_kv, least_load, least_requests,
-    litellm, lmetric, lora, orca, prefill, weights,
+    Need, Needed, Pick, Score, cache_aware, consistent_hash, dynamo, epp, ewma, latency_based, least_kv,
+    least_load, least_requests, litellm, lmetric, lora, orca, prefill, weights,
 };
 use crate::invalid::{Invalid, read_value};
 use serde::Serialize;
@@ -23,16 +23,22 @@ pub(super) struct Row {
     pub(super) name: &'static str,
     /// What other routers call it.
     also: &'static [&'static str],
+    /// What it rests on.
+    needs: &'static [Need],
     pub(super) build: fn(Value) -> Result<Made, Invalid>,
 }
 
 const fn row(name: &'static str, build: fn(Value) -> Result<Made, Invalid>) -> Row {
-    Row { name, also: &[], build }
+    Row { name, also: &[], needs: &[], build }
 }
 
 impl Row {
     const fn also(self, also: &'static [&'static str]) -> Self {
         Self { also, ..self }
+    }
+
+    const fn needs(self, needs: &'static [Need]) -> Self {
+        Self { needs, ..self }
     }
 }
 
@@ -48,24 +54,24 @@ pub(super) const POLICIES: &[Row] = &[
     row("p2c", made::<least_requests::LeastRequests, OfTwo>).also(&["power_of_two", "power-of-two"]),
     row("random", made::<weights::Alike, Any>),
     row("round_robin", made::<weights::Alike, Next>).also(&["roundrobin", "round-robin", "rr"]),
-    row("weighted_round_robin", made::<weights::Weight, Turns>),
+    row("weighted_round_robin", made::<weights::Weight, Turns>).needs(&[Need::Weights]),
     row("weighted_least_requests", made::<weights::PerRequest, Turns>),
     row("peak_ewma", made::<ewma::PeakEwma, OfTwo>),
     row("consistent_hash", made::<consistent_hash::ConsistentHash, Best>)
         .also(&["session", "consistent_hashing"]),
     row("prefix_hash", made::<consistent_hash::PrefixHash, Best>),
-    row("least_kv", made::<least_kv::LeastKv, Best>).also(&["least-kv-cache"]),
+    row("least_kv", made::<least_kv::LeastKv, Best>).also(&["least-kv-cache"]).needs(&[Need::Signals]),
     row("least_load", made::<least_load::LeastLoad, Best>),
     row("cache_aware", made::<cache_aware::CacheAware, Best>),
     row("dynamo", dynamo::build).also(&["kv"]),
     row("lmetric", made::<lmetric::LMetric, Best>),
-    row("lora_affinity", made::<lora::LoraAffinity, Best>),
+    row("lora_affinity", made::<lora::LoraAffinity, Best>).needs(&[Need::Adapters]),
     row("client_side_weighted_round_robin", made::<orca::Orca, Turns>).also(&["cswrr"]),
     row("simple_shuffle", made::<litellm::SimpleShuffle, Share>).also(&["simple-shuffle"]),
     row("usage_based", made::<litellm::UsageBased, Best>)
         .also(&["usage-based-routing", "usage-based-routing-v2"]),
-    row("latency_based", made::<litellm::LatencyBased, Best>).also(&["latency-based-routing"]),
-    row("cost_based", made::<litellm::CostBased, Best>).also(&["cost-based-routing"]),
+    row("latency_based", made::<latency_based::LatencyBased, Best>).also(&["latency-based-routing"]),
+    row("cost_based", made::<litellm::CostBased, Best>).also(&["cost-based-routing"]).needs(&[Need::Prices]),
 ];
 
 /// A score that is its own configuration, and a picker without any.
@@ -125,6 +131,11 @@ impl Policy {
             },
             split: None,
             notes: Vec::new(),
+            needs: row
+                .needs
+                .iter()
+                .map(|need| Needed { at: String::new(), name: row.name, need: *need })
+                .collect(),
         })
     }
 

@@ -242,6 +242,45 @@ fn a_wrong_policy_is_refused_with_what_would_be_right() {
     assert!(message(json!({"round_robin": {"x": 1}})).starts_with("round_robin.x: unknown field"));
     assert!(message(json!({"cache_aware": {"cache_threshold": 2}})).contains("2 is not from 0 to 1"));
     assert!(message(json!(["p2c"])).contains("expected the name of a policy"));
+    for (wrong, why) in [
+        (
+            json!({"consistent_hash": {"balance": 125}}),
+            "consistent_hash.balance: 125 is not a factor from 1 to 20",
+        ),
+        (json!({"prefix_hash": {"balance": 0.25}}), "prefix_hash.balance: 0.25 is not a factor from 1 to 20"),
+        (
+            json!({"cache_aware": {"balance_rel_threshold": 0.5}}),
+            "cache_aware.balance_rel_threshold: 0.5 is not a factor from 1 to 20",
+        ),
+        (
+            json!({"cache_aware": {"cache_threshold": 30}}),
+            "cache_aware.cache_threshold: 30 is not from 0 to 1",
+        ),
+        (
+            json!({"latency_based": {"lowest_latency_buffer": 10}}),
+            "latency_based.lowest_latency_buffer: 10 is not from 0 to 5: 0.1 is a tenth more",
+        ),
+        (
+            json!({"latency_based": {"ttl_ms": 60}}),
+            "latency_based.ttl_ms: 60 is not from 100 milliseconds up",
+        ),
+        (json!({"peak_ewma": {"tau_ms": 10}}), "peak_ewma.tau_ms: 10 is not from 100 milliseconds up"),
+        (
+            json!({"lora_affinity": {"memory_ms": 30}}),
+            "lora_affinity.memory_ms: 30 is not 0 (off) or from 100",
+        ),
+        (
+            json!({"weighted_round_robin": {"slow_start": {"min_weight_percent": 500}}}),
+            "weighted_round_robin.slow_start.min_weight_percent: 500 is not from 1 to 100 percent",
+        ),
+        (
+            json!({"cswrr": {"weight_update_period_ms": 1}}),
+            "cswrr.weight_update_period_ms: 1 is not from 100",
+        ),
+    ] {
+        let said = message(wrong);
+        assert!(said.starts_with(why), "{said}");
+    }
     assert_eq!(Policy::read(&json!({"least_prefill": {"batch_weight": 0}})).unwrap().name(), "least_prefill");
 }
 

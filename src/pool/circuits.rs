@@ -1,7 +1,7 @@
 //! What became of attempts, for the breaker: each endpoint has a circuit, and a lease may be a probe of one.
 
 use super::{Endpoint, Index, LeaseId, Pool};
-use crate::breaker::{Budget, Class, Moved, Outcome, Snapshot, Standing};
+use crate::breaker::{ActiveProbe, Budget, Class, Moved, Outcome, Snapshot, Standing};
 use crate::instant::Instant;
 use std::time::Duration;
 
@@ -12,6 +12,19 @@ impl Pool {
         if let Some(endpoint) = self.endpoints.get_mut(lease.place) {
             lease.probe = Some((endpoint.incarnation, endpoint.circuit.probe()));
         }
+    }
+
+    /// How its endpoints that are out are tried, where no client's request does it.
+    pub fn active_probe(&self) -> Option<&ActiveProbe> {
+        self.breaker.active_probe()
+    }
+
+    /// Endpoints that are to be tried now, where no client's request does it. Whoever tries one books that as a probe.
+    pub fn to_probe(&self, now: Instant) -> impl Iterator<Item = &str> {
+        let due = move |endpoint: &&Endpoint| {
+            self.active_probe().is_some() && endpoint.circuit.is_due(&self.breaker, now)
+        };
+        self.endpoints.iter().filter(due).map(|endpoint| endpoint.address.as_str())
     }
 
     /// Somebody else already probes the endpoint of lease `id`: the lease ends, and until `until`, before which that will
@@ -43,7 +56,10 @@ impl Pool {
             self.attempts_noted.push_front(attempt);
         }
         let endpoint = self.endpoints.get_mut(place)?;
-        let lease = self.leases.get_mut(&id);
+        let mut lease = self.leases.get_mut(&id);
+        if let Some(lease) = lease.as_mut().filter(|lease| lease.place == place) {
+            lease.came_to = Some(*outcome);
+        }
         let probe = lease.and_then(|lease| lease.probe.take_if(|(at, _)| *at == endpoint.incarnation));
         if probe.is_some() {
             endpoint.circuit.release();
@@ -65,6 +81,16 @@ impl Pool {
     /// Retries that there may be.
     pub fn budget(&mut self) -> &mut Budget {
         &mut self.budget
+    }
+
+    /// After how long a copy of lease `id`'s request, which is a stream, goes to the second of `order`; `None`: never. Never to
+    /// another group either: nobody is sent there for being served sooner.
+    pub fn hedge_after(&self, id: LeaseId, order: &[String]) -> Option<Duration> {
+        let lease = self.leases.get(&id).filter(|lease| lease.unseen.is_none() && order.len() > 1)?;
+        let after = self.hedge.after(lease.uncached_tokens)?;
+        let mut groups = order.iter().map(|address| self.priority(address));
+        let first = groups.next()?;
+        groups.all(|group| group == first).then_some(after)
     }
 
     /// How each endpoint stands, and for how long it gets nothing.

@@ -4,7 +4,7 @@
 //! computed by another endpoint than the one that answers, that is a lease of its own there, until the first token.
 
 use super::{Answered, Ask, Index, LeaseId, Pool, Report};
-use crate::breaker::Probe;
+use crate::breaker::{Cause, Class, Outcome, Probe, Reason};
 use crate::instant::Instant;
 use crate::policy::{Demand, News};
 use crate::random::Random;
@@ -48,6 +48,15 @@ pub(super) struct Lease {
     pub(super) probe: Option<(u64, Probe)>,
     /// Who booked it, where that was not here.
     pub(super) owner: Option<u64>,
+    /// What the attempt at the chosen endpoint came to, unless that served.
+    pub(super) came_to: Option<Outcome>,
+}
+
+impl Lease {
+    /// A copy elsewhere was sooner.
+    fn was_slow(&self) -> bool {
+        self.came_to.is_some_and(|outcome| outcome.cause == Cause::Failed(Reason::Slow))
+    }
 }
 
 impl Pool {
@@ -137,6 +146,7 @@ impl Pool {
                 unseen,
                 probe: None,
                 owner: None,
+                came_to: None,
             },
         );
         let news = News::Booked { place, demand: ask.demand, uncached_tokens: queued_tokens };
@@ -146,7 +156,7 @@ impl Pool {
     /// The first token of lease `id` has come: its prompt is computed. `served` is the endpoint that it came from.
     ///
     /// After a retry that is another than the chosen one. Then the lease moves there, and of the chosen one nothing
-    /// is believed any more: it failed, and if it comes back it may come back empty.
+    /// is believed any more, unless it was only busy or slower: it failed, and if it comes back it may come back empty.
     pub fn first_token(&mut self, id: LeaseId, served: Option<&str>, now: Instant) {
         self.computed(id);
         if self.splits() {
@@ -161,8 +171,11 @@ impl Pool {
             if server == lease.place {
                 let (place, uncached_tokens) = (lease.place, lease.uncached_tokens);
                 let after = now.since(booked);
+                self.hedge.learn(uncached_tokens, after);
                 let news = News::FirstToken { place, after, uncached_tokens, queued_tokens: tokens };
                 self.policy.learn(&news, now);
+            } else if lease.was_slow() {
+                self.hedge.learn_late(lease.uncached_tokens);
             }
         }
         self.due.remove(&(lease.expires, id));
@@ -176,7 +189,9 @@ impl Pool {
             failed.in_flight = failed.in_flight.saturating_sub(1);
             failed.held_tokens = failed.held_tokens.saturating_sub(prompt_tokens);
             failed.heard.ended(lease.uncached_tokens, lease.booked);
-            failed.index = Index::new(self.index_units, self.random.next());
+            if !(lease.was_slow() || lease.came_to.is_some_and(|outcome| outcome.class() == Class::Busy)) {
+                failed.index = Index::new(self.index_units, self.random.next());
+            }
             // What its engine said stays true; what was sent there may never have come.
             if let Some(engine) = &mut failed.engine {
                 engine.expect_nothing();

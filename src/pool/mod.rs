@@ -44,7 +44,7 @@ use pace::Pace;
 use pressure::{Sent, Usual};
 use signals::Heard;
 
-use crate::breaker::{Breaker, Budget, Circuit, Outcome};
+use crate::breaker::{Breaker, Budget, Circuit, Hedge, Outcome};
 use crate::instant::Instant;
 use crate::invalid::Invalid;
 use crate::kv;
@@ -123,6 +123,7 @@ pub struct Pool {
     candidates: Vec<Candidate>,
     breaker: Breaker,
     budget: Budget,
+    hedge: Hedge,
     /// The priorities of its endpoints, each once, the smallest first.
     groups: Vec<u32>,
     /// Attempts that came to something, newest first.
@@ -218,6 +219,7 @@ impl Pool {
             candidates: Vec::new(),
             breaker: Breaker::new(&config.breaker).map_err(|invalid| invalid.within("breaker"))?,
             budget: Budget::new(&config.breaker.retry_budget),
+            hedge: Hedge::new(config.breaker.hedge.as_ref()),
             groups: Vec::new(),
             attempts_noted: VecDeque::new(),
             unfit: false,

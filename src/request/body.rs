@@ -33,6 +33,8 @@ pub(super) struct Body<'a> {
     pub max_tokens: Count,
     pub max_completion_tokens: Count,
     pub max_output_tokens: Count,
+    /// vLLM's and SGLang's: the engine writes on until then, whatever the model says.
+    pub min_tokens: Count,
     /// The bound in `sampling_params`, vLLM's or SGLang's.
     pub sampled: Count,
     pub n: Count,
@@ -59,12 +61,14 @@ pub(super) struct Body<'a> {
 }
 
 /// The fields that are read and may come once, besides the prompt's.
-const FIELDS: [&str; 25] = [
+const FIELDS: [&str; 27] = [
     "model",
     "stream",
     "max_tokens",
     "max_completion_tokens",
     "max_output_tokens",
+    "min_tokens",
+    "min_new_tokens",
     "n",
     "best_of",
     "sampling_params",
@@ -204,6 +208,7 @@ impl<'a> Sink<'a> for Body<'a> {
                 "max_tokens" => self.max_tokens = next(&mut map)?,
                 "max_completion_tokens" => self.max_completion_tokens = next(&mut map)?,
                 "max_output_tokens" => self.max_output_tokens = next(&mut map)?,
+                "min_tokens" | "min_new_tokens" => self.min_tokens = self.min_tokens.larger(next(&mut map)?),
                 "n" => self.n = next(&mut map)?,
                 "best_of" => self.best_of = next(&mut map)?,
                 "sampling_params" => map.next_value_seed(To(&mut Sampling(self)))?,
@@ -277,6 +282,9 @@ impl<'a> Sink<'a> for Sampling<'_, 'a> {
         while let Some(key) = next_key(&mut map)? {
             match &*key {
                 "max_new_tokens" | "max_tokens" => self.0.sampled = self.0.sampled.larger(next(&mut map)?),
+                "min_new_tokens" | "min_tokens" => {
+                    self.0.min_tokens = self.0.min_tokens.larger(next(&mut map)?)
+                }
                 "n" => self.0.n = self.0.n.larger(next(&mut map)?),
                 _ => skip(&mut map)?,
             }

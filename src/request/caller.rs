@@ -5,6 +5,7 @@
 //! `xxh64(value, seed + kind)`. It is short and quick, and no cryptography: who knows the seed can test guesses.
 
 use super::Config;
+use super::deadline::Patience;
 use crate::wire;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -64,6 +65,7 @@ pub struct Caller {
     /// What was read under which of [`wire::SLO`]'s names, and the milliseconds.
     slo: [Option<(usize, u32)>; 2],
     retries: u32,
+    patience: Patience,
 }
 
 impl Caller {
@@ -80,6 +82,7 @@ impl Caller {
         if name == wire::OBJECTIVE {
             self.objective = word(value);
         }
+        self.patience.note(name, value);
         for (header, first) in wire::RETRIES {
             // Both may be there: a library behind a proxy.
             if name == header {
@@ -112,6 +115,10 @@ impl Caller {
 
     pub(super) fn retries(&self) -> u32 {
         self.retries
+    }
+
+    pub(super) fn timeout_ms(&self, stream: bool) -> Option<u32> {
+        self.patience.timeout_ms(stream)
     }
 
     pub(super) fn objective(&self) -> Option<String> {

@@ -177,6 +177,13 @@ impl Dialect {
         Some(u32::try_from(tokens).unwrap_or(u32::MAX))
     }
 
+    /// Tokens that the client has the engine write at the least, over all answers.
+    pub(super) fn output_floor(self, body: &Body<'_>) -> u32 {
+        let each = body.min_tokens.or(None).unwrap_or(0);
+        let tokens = each.saturating_mul(self.answers(body).unwrap_or(1));
+        u32::try_from(tokens).unwrap_or(u32::MAX)
+    }
+
     /// Answers asked for, over all prompts.
     pub(super) fn choices(self, body: &Body<'_>) -> Option<u32> {
         Some(u32::try_from(self.answers(body)?).unwrap_or(u32::MAX))

@@ -24,6 +24,8 @@ pub struct Facts {
     pub prompt_units: u32,
     /// The most output tokens the client allows over all choices; `None` when it set no bound.
     pub max_output_tokens: Option<u32>,
+    /// The fewest output tokens that it asks for, over all choices (vLLM's `min_tokens`); 0 when it does not say.
+    pub min_output_tokens: u32,
     /// Answers asked for, over all prompts; `None` when nobody knows.
     pub choices: Option<u32>,
     /// How hard the model shall think, in the API's word.
@@ -36,6 +38,8 @@ pub struct Facts {
     pub slo_tpot_ms: Option<u32>,
     /// How often it has been tried before, by the client's library or by a proxy on the way here, as they say.
     pub retries: u32,
+    /// Milliseconds that the client gives it, from its first byte to the end of the answer.
+    pub timeout_ms: Option<u32>,
     /// Somebody who may is to be told why the request went where it did.
     pub explain: bool,
     /// vLLM's priority: lower comes first.
@@ -64,12 +68,14 @@ impl Facts {
             prompt_tokens: 0,
             prompt_units: 0,
             max_output_tokens: None,
+            min_output_tokens: 0,
             choices: Some(1),
             effort: None,
             thinking_tokens: None,
             slo_ttft_ms: None,
             slo_tpot_ms: None,
             retries: 0,
+            timeout_ms: None,
             explain: false,
             priority: None,
             objective: None,
@@ -88,6 +94,7 @@ impl Facts {
             model,
             stream: body.stream,
             max_output_tokens: dialect.output_bound(body),
+            min_output_tokens: dialect.output_floor(body),
             choices: dialect.choices(body),
             effort: body.effort().and_then(|text| word(&text)),
             thinking_tokens: body.thinking_tokens().map(|most| u32::try_from(most).unwrap_or(u32::MAX)),
@@ -95,6 +102,7 @@ impl Facts {
             slo_ttft_ms: caller.slo_ms(0),
             slo_tpot_ms: caller.slo_ms(1),
             retries: caller.retries(),
+            timeout_ms: caller.timeout_ms(body.stream),
             objective: caller.objective(),
             tier: body.service_tier.as_deref().and_then(word),
             tenant: caller.tenant(),

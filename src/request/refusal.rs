@@ -29,6 +29,13 @@ impl Refusal {
         Self { code: Some("context_length_exceeded"), ..Self::new(dialect, 400, why) }
     }
 
+    /// Refuses a request whose client gave it so many milliseconds, all of which have passed.
+    pub fn too_late(dialect: Dialect, timeout_ms: u64) -> Self {
+        let why =
+            format!("the {timeout_ms} ms that this request may take were over before an endpoint was asked");
+        Self::new(dialect, 504, why)
+    }
+
     /// The JSON body: Anthropic's error shape for its dialect, OpenAI's for all others.
     pub fn body(&self) -> String {
         let kind = match self.status {

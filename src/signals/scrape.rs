@@ -22,9 +22,9 @@ const MOST_WAIT: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Milliseconds from one scrape of an endpoint to the next.
+    /// Milliseconds from one scrape of an endpoint to the next, 50 at least.
     pub interval_ms: NonZeroU64,
-    /// Milliseconds that one may take.
+    /// Milliseconds that one may take, 10 at least.
     pub timeout_ms: NonZeroU64,
     /// The path of the metrics.
     pub path: String,
@@ -47,6 +47,12 @@ impl Default for Config {
 impl Config {
     /// Checks what its types cannot say.
     pub fn check(&self) -> Result<(), Invalid> {
+        let times = [("interval_ms", self.interval_ms, 50), ("timeout_ms", self.timeout_ms, 10)];
+        for (at, ms, least) in times {
+            if ms.get() < least {
+                return Err(Invalid::new(at, format!("{ms} is not from {least} milliseconds up")));
+            }
+        }
         for (at, path) in [("path", Some(&self.path)), ("models_path", self.models_path.as_ref())] {
             if path.is_some_and(|path| !path.starts_with('/')) {
                 return Err(Invalid::new(at, "a path begins with `/`"));

@@ -92,7 +92,10 @@ impl Filter for Chain {
     type Stream = Stream;
 
     fn configure(json: &[u8], host: &dyn Host) -> Result<Self, Invalid> {
-        let config = Config::read(json)?;
+        let mut config = Config::read(json)?;
+        if let Some(scorer) = &config.pick.scorer {
+            config.extract.publish_body_bytes = scorer.max_body_bytes;
+        }
         let limit = config.limit.map(|limit| Limit::new(&limit, host)).transpose();
         Ok(Self {
             extract: Extract::new(config.extract, host).map_err(|invalid| invalid.within("extract"))?,

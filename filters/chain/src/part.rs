@@ -1,7 +1,7 @@
 //! The host as one filter of the chain sees it.
 //!
 //! Everything goes through to Envoy but two things. What filters tell each other is kept here; what the access log
-//! prints goes to Envoy as well, the block hashes do not. And there is one timer for all filters that want ticks.
+//! prints goes to Envoy as well, block hashes and bodies do not. And there is one timer for all filters that want ticks.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
@@ -76,7 +76,7 @@ impl Host for Part<'_> {
     }
 
     fn set_property(&self, name: &str, value: &[u8]) {
-        if name != wire::BLOCKS {
+        if ![wire::BLOCKS, wire::BODY].contains(&name) {
             self.host.set_property(name, value);
         }
         let mut state = self.state.borrow_mut();
@@ -118,6 +118,9 @@ impl Host for Part<'_> {
     }
     fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) {
         self.host.respond(status, headers, body);
+    }
+    fn hold_answer(&self) {
+        self.host.hold_answer();
     }
     fn call(&self, call: &Call<'_>) -> Option<u32> {
         self.host.call(call)

@@ -35,6 +35,17 @@ fn a_request_is_read_sent_and_measured_as_by_three_filters() {
 }
 
 #[test]
+fn a_scorer_that_reads_prompts_gets_the_body_that_envoy_never_has_as_state() {
+    let scorer = r#""scorer":{"cluster":"scorer","max_body_bytes":1000},"pools""#;
+    let mut worker = Worker::new(&CONFIG.replacen(r#""pools""#, scorer, 1));
+    let exchange = send(&mut worker, BODY);
+    let call = exchange.see().calls().remove(0);
+    let (_, at) = wire::Reserve::read(&call.body).unwrap();
+    assert_eq!(&call.body[at..], BODY);
+    assert_eq!(worker.finish(exchange).state(wire::BODY), None);
+}
+
+#[test]
 fn what_engines_count_teaches_how_many_bytes_make_a_token() {
     let mut worker = Worker::new(CONFIG);
     let body =

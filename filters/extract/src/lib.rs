@@ -40,6 +40,9 @@ pub struct Config {
     pub rewrite: weir::rewrite::Config,
     /// Whom it is explained why a request went where it did; without this nobody.
     pub explain: Option<Explain>,
+    /// Bodies of up to so many bytes are left for `pick` to send to the scorer: as many as its
+    /// `scorer.max_body_bytes`, which is all that `chain` needs. 0, none is. Where `pick` takes it, it is gone again.
+    pub publish_body_bytes: usize,
     /// How soon a missing `allow_on_headers_stop_iteration` is found out.
     pub flag_check_ms: FlagCheck,
 }
@@ -306,6 +309,9 @@ impl Extract {
             Err(refusal) => return self.refuse(host, &refusal),
         };
         let Reading { mut facts, blocks, size, model_at, .. } = reading;
+        if decoded.len() <= self.config.publish_body_bytes {
+            host.set_property(wire::BODY, &decoded);
+        }
         drop(decoded);
         if let (Some(asked), Some(target)) = (&facts.rewritten_from, &facts.model) {
             let len = body.len();

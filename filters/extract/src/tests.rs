@@ -32,6 +32,15 @@ fn the_model_of_the_body_becomes_a_header_however_the_body_comes() {
 }
 
 #[test]
+fn bodies_are_left_for_the_scorer_only_where_that_is_asked_for_and_only_short_ones() {
+    for (most, left) in [(0, None), (BODY.len() - 1, None), (BODY.len(), Some(BODY))] {
+        let mut worker = Worker::new(&format!(r#"{{"publish_body_bytes":{most}}}"#));
+        let exchange = send(&mut worker, &CHAT, &[BODY]);
+        assert_eq!(worker.finish(exchange).property(&[wire::BODY]).as_deref(), left);
+    }
+}
+
+#[test]
 fn what_only_the_gateway_may_set_is_removed_from_every_request() {
     let forged = [
         (wire::MODEL, "other"),

@@ -221,7 +221,8 @@ impl<F: Filter> HttpContext for Http<F> {
 
     fn on_http_response_headers(&mut self, _: usize, end: bool) -> Action {
         self.with(|filter, stream, host| filter.response_headers(stream, host, end));
-        Action::Continue
+        let holds = self.open.as_ref().is_some_and(|open| open.host.holds_answer.take());
+        if holds { Action::Pause } else { Action::Continue }
     }
 
     fn on_http_response_body(&mut self, len: usize, end: bool) -> Action {
@@ -241,6 +242,8 @@ struct Envoy {
     /// The call whose reply is awaited.
     call: Cell<Option<u32>>,
     answered: Cell<bool>,
+    /// The answer's headers wait for its body.
+    holds_answer: Cell<bool>,
     /// It waits to be woken.
     parked: Cell<bool>,
     /// Of the root: streams to be woken when this callback is over.
@@ -256,6 +259,7 @@ impl Envoy {
             root,
             call: Cell::new(None),
             answered: Cell::new(false),
+            holds_answer: Cell::new(false),
             parked: Cell::new(false),
             woken: RefCell::default(),
             now: Cell::new(None),
@@ -344,6 +348,10 @@ impl Host for Envoy {
         abi::respond(status, headers, body);
     }
 
+    fn hold_answer(&self) {
+        self.holds_answer.set(true);
+    }
+
     fn call(&self, call: &Call<'_>) -> Option<u32> {
         let headers = vec![
             (":method", "POST"),
@@ -361,14 +369,16 @@ impl Host for Envoy {
     }
 
     fn fetch(&self, fetch: &Fetch<'_>) -> Option<u32> {
-        let Fetch { cluster, endpoint, path, timeout } = *fetch;
-        let headers = vec![
-            (":method", "GET"),
+        let Fetch { cluster, endpoint, path, body, timeout } = *fetch;
+        let post = !body.is_empty();
+        let mut headers = vec![
+            (":method", if post { "POST" } else { "GET" }),
             (":path", path),
             (":authority", endpoint),
             (wire::DESTINATION, endpoint),
         ];
-        hostcalls::dispatch_http_call(cluster, headers, None, vec![], timeout).ok()
+        headers.extend(post.then_some(("content-type", "application/json")));
+        hostcalls::dispatch_http_call(cluster, headers, Some(body).filter(|_| post), vec![], timeout).ok()
     }
 
     fn define(&self, kind: Kind, name: &str) -> Metric {

@@ -204,7 +204,7 @@ impl<F: Filter> Worker<F> {
         if declared::<F>(Callback::ResponseHeaders) {
             exchange.fake.response_open.set(true);
             self.filter.response_headers(&mut exchange.stream, &exchange.fake, false);
-            exchange.fake.response_open.set(false);
+            exchange.fake.response_open.set(exchange.fake.holds_answer.get());
         }
     }
 
@@ -215,6 +215,8 @@ impl<F: Filter> Worker<F> {
             let piece = Body { len: bytes.len(), end };
             self.filter.response_body(&mut exchange.stream, &exchange.fake, piece);
         }
+        exchange.fake.holds_answer.set(false);
+        exchange.fake.response_open.set(false);
         exchange.fake.piece.take()
     }
 
@@ -342,6 +344,7 @@ pub struct Fake {
     response: RefCell<Vec<(String, String)>>,
     request_open: Cell<bool>,
     response_open: Cell<bool>,
+    holds_answer: Cell<bool>,
     body: RefCell<Vec<u8>>,
     body_open: Cell<bool>,
     piece: RefCell<Vec<u8>>,
@@ -367,6 +370,7 @@ impl Fake {
             response: RefCell::default(),
             request_open: Cell::new(false),
             response_open: Cell::new(false),
+            holds_answer: Cell::new(false),
             body: RefCell::default(),
             body_open: Cell::new(false),
             piece: RefCell::default(),
@@ -427,6 +431,11 @@ impl Fake {
     /// The answer that the filter gave itself.
     pub fn answer(&self) -> Option<Answer> {
         self.answer.borrow().clone()
+    }
+
+    /// Whether the answer's headers wait for its body.
+    pub fn holds_answer(&self) -> bool {
+        self.holds_answer.get()
     }
 
     /// Calls made for this stream.
@@ -512,6 +521,11 @@ impl Host for Fake {
         assert!(self.answer.replace(Some(answer)).is_none(), "answered twice");
     }
 
+    fn hold_answer(&self) {
+        assert!(self.response_open.get(), "the answer's headers have gone on, or have not come");
+        self.holds_answer.set(true);
+    }
+
     fn call(&self, call: &Call<'_>) -> Option<u32> {
         if call.cluster == "missing" {
             return None;
@@ -526,7 +540,7 @@ impl Host for Fake {
         if fetch.cluster == "missing" {
             return None;
         }
-        let (cluster, path, body) = (fetch.cluster.into(), fetch.path.into(), Vec::new());
+        let (cluster, path, body) = (fetch.cluster.into(), fetch.path.into(), fetch.body.to_vec());
         let (number, endpoint) = (self.world.next_id(), Some(fetch.endpoint.to_owned()));
         Some(self.note_call(Sent { number, cluster, path, body, endpoint }))
     }

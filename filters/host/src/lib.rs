@@ -63,7 +63,7 @@ pub struct Call<'a> {
     pub timeout: Duration,
 }
 
-/// A GET to one endpoint of a cluster whose load balancer follows [`weir::wire::DESTINATION`].
+/// A GET, or a POST of JSON, to one endpoint of a cluster whose load balancer follows [`weir::wire::DESTINATION`].
 #[derive(Clone, Copy, Debug)]
 pub struct Fetch<'a> {
     /// The cluster's name.
@@ -72,6 +72,8 @@ pub struct Fetch<'a> {
     pub endpoint: &'a str,
     /// The path.
     pub path: &'a str,
+    /// What is POSTed; empty: a GET.
+    pub body: &'a [u8],
     /// After this Envoy answers in its place.
     pub timeout: Duration,
 }
@@ -140,6 +142,9 @@ pub trait Host {
         let headers: Vec<_> = [("content-type", "application/json")].into_iter().chain(headers).collect();
         self.respond(status, &headers, body.as_bytes());
     }
+    /// Within [`Filter::response_headers`]: they go on with the first piece of the body, and until its callback is over can be changed.
+    /// Only with `allow_on_headers_stop_iteration`, or nothing will ever go on.
+    fn hold_answer(&self);
     /// Makes a call and gives its number. Within a stream its answer comes to [`Filter::reply`], elsewhere to
     /// [`Filter::told`]. `None` when nothing was sent and nothing will come.
     fn call(&self, call: &Call<'_>) -> Option<u32>;

@@ -134,6 +134,7 @@ impl Limit {
     }
 
     pub(crate) fn admit(&mut self, stream: &Stream, host: &dyn Host, facts: &Facts, reach: Reach) -> Verdict {
+        self.look_at_the_wall(host);
         let at = stream.line.as_ref().map(|line| line.wait);
         let name = if self.limits.has_queues() { self.waiters.name(host) } else { None };
         let warm = self.warm.tokens(facts);

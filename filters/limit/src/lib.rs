@@ -59,6 +59,8 @@ pub struct Limit {
     headers: bool,
     /// Whether there are prices.
     priced: bool,
+    /// Whether a window goes by the calendar.
+    needs_wall: bool,
     /// By the place of the limit.
     metrics: Vec<Metrics>,
     evicted: Metric,
@@ -309,11 +311,11 @@ impl Filter for Limit {
 impl Limit {
     /// A filter of a configuration.
     pub fn new(config: &Config, host: &dyn Host) -> Result<Self, Invalid> {
-        Ok(Self {
-            limits: Limits::new(
-                config,
-                config.share.as_ref().map_or_else(|| drawn(host, "weir.limit.seed"), |share| share.id_seed),
-            )?,
+        let shared_seed = config.share.as_ref().map(|share| share.id_seed);
+        let limits = Limits::new(config, shared_seed.unwrap_or_else(|| drawn(host, "weir.limit.seed")))?;
+        let mut filter = Self {
+            needs_wall: limits.needs_wall(),
+            limits,
             sharing: config.share.clone().map(|share| Sharing::new(share, host)),
             waiters: Waiters::default(),
             warm: Warm::default(),
@@ -321,7 +323,16 @@ impl Limit {
             priced: config.cost.prices.is_some(),
             metrics: config.limits.iter().map(|limit| Metrics::define(host, &limit.name)).collect(),
             evicted: host.define(Kind::Counter, "weir_limit_evicted_total"),
-        })
+        };
+        filter.look_at_the_wall(host);
+        Ok(filter)
+    }
+
+    /// Some windows go by the calendar.
+    pub(crate) fn look_at_the_wall(&mut self, host: &dyn Host) {
+        if self.needs_wall {
+            self.limits.set_wall(host.wall(), host.now());
+        }
     }
 
     /// Whether this queue wakes it.
@@ -341,6 +352,7 @@ impl Limit {
         if let Some(sharing) = &mut self.sharing {
             sharing.touch(ticket.holds(), host.now());
         }
+        self.look_at_the_wall(host);
         let charge = self.limits.settle(&Shared(host), ticket, outcome, host.now());
         for metrics in limits.into_iter().filter_map(|limit| self.metrics.get(limit)) {
             host.shift(metrics.in_flight, -1);
@@ -367,12 +379,7 @@ fn budget(softened: &Softened) -> String {
 /// What came of a request by `meter`'s report, if there is one by now.
 fn reported(host: &dyn Host, held: &Held) -> Option<Outcome> {
     let report = wire::read_usage(&host.text(&[wire::USAGE])?)?;
-    if report.usage.is_some() || report.deltas > 0 {
-        return Some(Outcome::of(&report, 0, false));
-    }
-    let encoded = host.property(&["response", "headers", "content-encoding"]);
-    let plain = held.stream && encoded.is_none_or(|encoding| encoding.is_empty() || encoding == b"identity");
-    Some(Outcome::of(&report, status(host), plain))
+    Some(Outcome::of(&report, status(host), held.stream))
 }
 
 /// The status of the answer; 0 when there is none.

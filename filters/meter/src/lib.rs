@@ -1,6 +1,7 @@
 //! `meter`: reads the answer to an inference request once, as it passes.
 //!
-//! It stands last in the chain, so it is the first to see the answer, and changes nothing of it. Usage, the time to
+//! It stands last in the chain, so it is the first to see the answer, and changes nothing of it, but for a stream that ends in the middle of the
+//! answer (`weir::response::closing_event`). Usage, the time to
 //! the first token (TTFT) and the time per further token (TPOT) go to filter state, for the access log and the
 //! filters before it, and to Envoy's stats.
 //!
@@ -15,7 +16,7 @@
 use serde::{Deserialize, Serialize};
 use weir::instant::Instant;
 use weir::invalid::{self, Invalid};
-use weir::response::{Progress, Reader, Report, Status};
+use weir::response::{BROKEN_OFF, Progress, Reader, Report, Status, closing_event};
 use weir::wire;
 use weir_host::{Body, Callback, Filter, Host, Kind, Metric, Of};
 
@@ -41,6 +42,7 @@ struct Metrics {
     requests: Metric,
     errors: Metric,
     usage_missing: Metric,
+    broken_off: Metric,
     input: Metric,
     cached: Metric,
     output: Metric,
@@ -56,6 +58,7 @@ impl Metrics {
             requests: count("requests_total"),
             errors: count("errors_total"),
             usage_missing: count("usage_missing_total"),
+            broken_off: count("broken_off_total"),
             input: count("input_tokens_total"),
             cached: count("cached_tokens_total"),
             output: count("output_tokens_total"),
@@ -71,6 +74,8 @@ pub struct Stream {
     sent: Instant,
     reader: Option<Reader>,
     status: u16,
+    /// Its length was not said in advance.
+    may_grow: bool,
     first: Option<Instant>,
     last: Instant,
 }
@@ -87,13 +92,14 @@ impl Filter for Meter {
 
     fn open(&mut self, host: &dyn Host) -> Stream {
         let now = host.now();
-        Stream { sent: now, reader: None, status: 0, first: None, last: now }
+        Stream { sent: now, reader: None, status: 0, may_grow: false, first: None, last: now }
     }
 
     fn response_headers(&mut self, stream: &mut Stream, host: &dyn Host, _end: bool) {
         let headers = host.headers(Of::Response);
         let value = |name: &str| headers.get(name).unwrap_or_default();
         stream.status = value(":status").parse().unwrap_or(0);
+        stream.may_grow = headers.get(wire::CONTENT_LENGTH).is_none();
         stream.reader = Some(Reader::new(value("content-type"), value("content-encoding")));
     }
 
@@ -113,6 +119,9 @@ impl Filter for Meter {
             }
         }
         if piece.end {
+            if stream.may_grow && reader.breaks_off() {
+                close(host, piece.len);
+            }
             self.finish(stream, host, true);
         }
     }
@@ -152,6 +161,15 @@ impl Meter {
     }
 }
 
+/// Says behind the last `len` bytes, which may be half an event, that the answer is none.
+fn close(host: &dyn Host, len: usize) {
+    let facts = host.text(&[wire::FACTS]).and_then(|line| wire::read_facts(&line));
+    let Some(facts) = facts else { return };
+    let mut bytes = host.body(Of::Response, 0, len);
+    bytes.extend_from_slice(closing_event(facts.dialect).as_bytes());
+    host.set_body(Of::Response, len, &bytes);
+}
+
 fn tpot_ms(stream: &Stream, report: &Report) -> Option<f64> {
     let output = report.usage.map_or(report.deltas, |usage| usage.output);
     let further = output.checked_sub(1).filter(|further| *further > 0)?;
@@ -167,6 +185,9 @@ fn record(
     tpot_ms: Option<f64>,
 ) {
     host.add(to.requests, 1);
+    if report.error.as_deref() == Some(BROKEN_OFF) {
+        host.add(to.broken_off, 1);
+    }
     if report.error.is_some() || status >= 400 {
         host.add(to.errors, 1);
     } else if report.status == Status::Missing {

@@ -82,3 +82,41 @@ fn what_is_no_inference_is_left_alone() {
     assert_eq!(seen.state(wire::USAGE), None);
     assert_eq!(worker.world().metric("weir_requests_total;model=other"), 0);
 }
+
+#[test]
+fn a_stream_that_ends_in_the_middle_gets_an_error_as_its_last_event() {
+    let anthropic: &[u8] = b"dialect=messages stream=1 prompt_tokens=9 model=m";
+    let delta = b"data: {\"type\":\"content_block_delta\",\"delta\":{\"text\":\"a\"}}\n\n";
+    for (facts, piece, error) in [
+        (
+            FACTS,
+            &b"data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\ndata: {\"ch"[..],
+            "data: {\"error\":{",
+        ),
+        (anthropic, &delta[..], "event: error\ndata: {\"error\":{"),
+    ] {
+        for empty_end in [false, true] {
+            let mut worker = Worker::<Meter>::new("");
+            let mut exchange = worker.request(&[], &[(wire::FACTS, facts)], true);
+            worker.response(&mut exchange, "127.0.0.1:1", &SSE);
+            let mut got = worker.piece(&mut exchange, piece, !empty_end);
+            if empty_end {
+                got.extend(worker.piece(&mut exchange, b"", true));
+            }
+            let got = String::from_utf8(got).unwrap();
+            let rest = got.strip_prefix(std::str::from_utf8(piece).unwrap()).unwrap();
+            assert!(rest.starts_with(&format!("\n\n{error}")) && rest.ends_with("}\n\n"), "{rest:?}");
+            assert!(worker.finish(exchange).state(wire::USAGE).unwrap().ends_with("error=broken_off"));
+            assert_eq!(worker.world().metric("weir_broken_off_total;model=other"), 1);
+        }
+    }
+}
+
+#[test]
+fn an_answer_whose_length_was_said_gets_nothing_more() {
+    let mut worker = Worker::<Meter>::new("");
+    let mut exchange = worker.request(&[], &[(wire::FACTS, FACTS)], true);
+    worker.response(&mut exchange, "127.0.0.1:1", &[SSE[0], SSE[1], ("content-length", "49")]);
+    let piece = b"data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
+    assert_eq!(worker.piece(&mut exchange, piece, true), piece);
+}

@@ -3,8 +3,14 @@
 //! A filter runs once per request, not per attempt, and sees the last one. Of those before it, it knows the order, since it
 //! has written the list itself, and what `breaker`, which runs once per attempt where it stands in the cluster, left behind.
 //! One that left nothing got no answer.
+//!
+//! Where a copy is sent when the first token is late (`weir::breaker::Hedge`), Envoy has several attempts out at once. The first answer
+//! wins and the others are reset; nobody says that they were. An answer that came before a copy would have gone out is a retry's, and
+//! those before it have failed; of a later one they were slower.
 
-use weir::breaker::{Class, Outcome, Reason, retry_after};
+use std::time::Duration;
+use weir::breaker::{Cause, Class, Outcome, Reason, retry_after};
+use weir::instant::Instant;
 use weir::policy::Wants;
 use weir::pool::{Answered, Pool, Spill};
 use weir::request::Dialect;
@@ -21,20 +27,77 @@ pub(crate) struct Attempts {
     told: usize,
     /// The list begins with a later group than the first.
     spill: Option<Spill>,
+    hedge: Option<Hedge>,
+}
+
+/// A request of which a copy is sent.
+#[derive(Debug)]
+struct Hedge {
+    /// When, unless it is answered.
+    at: Instant,
+    /// Nobody has looked yet how many attempts there were.
+    uncounted: bool,
+    /// Whether an answer came, and if so after that time.
+    late: Option<bool>,
+}
+
+/// Attempts that are over, and were not the last.
+#[derive(Debug, Default)]
+pub(crate) struct Passed {
+    /// Those with an outcome, each once.
+    pub(crate) outcomes: Vec<(String, Outcome)>,
+    /// All that were made beside the one that served.
+    pub(crate) retries: usize,
+    /// Of these, the copies.
+    pub(crate) hedges: usize,
 }
 
 impl Attempts {
     pub(crate) fn new(order: Vec<String>, spill: Option<Spill>) -> Self {
-        Self { order, told: 0, spill }
+        Self { order, told: 0, spill, hedge: None }
     }
 
-    /// The attempts before the one at `address`, each once: all of them have failed.
-    pub(crate) fn before(&mut self, host: &dyn Host, address: &str) -> Vec<(String, Outcome)> {
-        let Some(place) = self.order.iter().position(|own| own == address) else { return Vec::new() };
-        let outcome = |address: &String| (address.clone(), left(host, address));
-        let failed = self.order.get(self.told..place).unwrap_or_default().iter().map(outcome).collect();
+    /// A copy of the request goes out after that time.
+    pub(crate) fn hedge(&mut self, now: Instant, after: Duration) {
+        self.hedge = Some(Hedge { at: now + after, uncounted: true, late: None });
+    }
+
+    /// An answer begins, of this status.
+    pub(crate) fn answered(&mut self, host: &dyn Host) {
+        if let Some(hedge) = &mut self.hedge {
+            // An error is Envoy's, or it is the last that is left: nobody was sooner.
+            hedge.late = Some(host.now() >= hedge.at && status(host) < 500);
+        }
+    }
+
+    /// The attempts before the one at `address`, each once: they have failed, or were slower.
+    pub(crate) fn before(&mut self, host: &dyn Host, address: &str) -> Passed {
+        let Some(place) = self.order.iter().position(|own| own == address) else { return Passed::default() };
+        let silent = match &self.hedge {
+            Some(Hedge { late: Some(true), .. }) => Outcome::failed(Reason::Slow),
+            // The client left, and copies may have been out.
+            Some(Hedge { late: None, at, .. }) if host.now() >= *at => Outcome::gone(),
+            _ => Outcome::failed(Reason::Reset),
+        };
+        let outcome = |address: &String| (address.clone(), left(host, address).unwrap_or(silent));
+        let outcomes: Vec<_> =
+            self.order.get(self.told..place).unwrap_or_default().iter().map(outcome).collect();
         self.told = self.told.max(place);
-        failed
+        let slower =
+            outcomes.iter().filter(|(_, outcome)| outcome.cause == Cause::Failed(Reason::Slow)).count();
+        let mut passed = Passed { retries: outcomes.len(), hedges: slower, outcomes };
+        if let Some(hedge) = &mut self.hedge
+            && std::mem::take(&mut hedge.uncounted)
+        {
+            // Copies of one that was sooner in the end.
+            let made = number(host, &["upstream", "request_attempt_count"]).unwrap_or(0);
+            let lost = usize::try_from(made).unwrap_or(0).saturating_sub(place + 1);
+            if hedge.late.is_some() {
+                passed.hedges += lost;
+            }
+            passed.retries += lost;
+        }
+        passed
     }
 
     /// Which group should have served where the endpoint at `address`, of a later one, did; that one; and why.
@@ -50,17 +113,16 @@ impl Attempts {
         }
         let from = pool.priority(self.order.first()?)?;
         let before = self.order.iter().position(|own| own == address)?.checked_sub(1)?;
-        let outcome = left(host, self.order.get(before)?).write();
+        let outcome = left(host, self.order.get(before)?).unwrap_or(Outcome::failed(Reason::Reset)).write();
         let cause = outcome.split(' ').next().unwrap_or_default();
         (from != to).then(|| (from, to, cause.to_owned()))
     }
 }
 
-/// What an attempt at `address`, which failed, has left behind.
-fn left(host: &dyn Host, address: &str) -> Outcome {
+/// What an attempt at `address`, which did not serve, has left behind; one without an answer leaves nothing.
+fn left(host: &dyn Host, address: &str) -> Option<Outcome> {
     let name = format!("wasm.{}", wire::attempt(address));
-    let line = host.text(&["filter_state", &name]);
-    line.and_then(|line| Outcome::read(&line)).unwrap_or(Outcome::failed(Reason::Reset))
+    Outcome::read(&host.text(&["filter_state", &name])?)
 }
 
 /// The endpoint of the last attempt; there is none where Envoy answered before any.
@@ -137,7 +199,8 @@ fn inside(host: &dyn Host, dialect: Dialect) -> Option<Outcome> {
     if let Some(kind) = &report.error {
         return Some(Outcome::of_error(kind));
     }
-    let nothing = Report { usage: None, status: Status::Missing, finish: None, error: None, deltas: 0 };
+    let nothing =
+        Report { usage: None, status: Status::Missing, finish: None, error: None, deltas: 0, unread: false };
     if report != nothing {
         return None;
     }

@@ -19,7 +19,7 @@ impl Pick {
         let explain = self.explain || asking.facts.explain;
         let trace = asking.telemetry.as_ref().and_then(|telemetry| telemetry.trace.clone());
         let request = Reserve { explain, trace, ..Reserve::of(name, asking.lease.id, &ask) };
-        asking.asked = scorers.ask(host, order, &request);
+        asking.asked = scorers.ask(host, order, &request, &asking.body);
         asking.lease.asked |= asking.asked.is_some();
         asking.asked.is_some()
     }
@@ -83,6 +83,16 @@ impl Pick {
         Flow::Hold
     }
 
+    /// Its time was over before an endpoint was asked.
+    pub(crate) fn refuse_late(&self, host: &dyn Host, facts: &Facts, timeout_ms: u64) -> Flow {
+        host.add(self.metrics.too_late, 1);
+        host.set_property(wire::PICK, format!("refused=504 timeout_ms={timeout_ms}").as_bytes());
+        let refusal = Refusal::too_late(facts.dialect, timeout_ms);
+        // Libraries retry a 504, and this client waits no longer.
+        host.respond_json(refusal.status, &[("x-should-retry", "false".into())], &refusal.body());
+        Flow::Hold
+    }
+
     /// No endpoint may be sent to.
     pub(crate) fn refuse(&self, host: &dyn Host, lease: &Lease, shut: &Shut) -> Flow {
         if let Some(metrics) = self.metrics.pools.get(lease.pool) {
@@ -133,6 +143,8 @@ impl Pick {
             }
             choice.order.truncate(pool.budget().left(host.now()).saturating_add(1));
         }
+        let hedge =
+            self.pools.get(lease.pool).and_then(|(_, pool)| pool.hedge_after(lease.id, &choice.order));
         host.set_header(Of::Request, wire::DESTINATION, &choice.order.join(","));
         // Beyond the list Envoy would send retries wherever it likes.
         host.set_header(Of::Request, wire::MAX_RETRIES, &choice.order.len().saturating_sub(1).to_string());
@@ -148,6 +160,18 @@ impl Pick {
         }
         if probe {
             line += " probe=1";
+        }
+        if let Some(left) = self.deadline.left(host, asking.facts.timeout_ms) {
+            let millis = left.time.as_millis().max(1);
+            host.set_header(Of::Request, wire::TIMEOUT, &millis.to_string());
+            line += &format!(" timeout_ms={millis}");
+            stream.gone_at = left.is_clients.then(|| host.now() + left.time);
+        }
+        if let Some(after) = hedge {
+            let millis = after.as_millis().max(1).to_string();
+            line += &format!(" hedge_ms={millis}");
+            host.set_header(Of::Request, wire::PER_TRY_TIMEOUT, &millis);
+            host.set_header(Of::Request, wire::HEDGE, "true");
         }
         if let Some(Spill { to, reason, .. }) = spill {
             line += &format!(" spillover_to={to} spillover_reason={}", reason.name());
@@ -165,6 +189,9 @@ impl Pick {
             lease.asked |= self.tell_booked(asking, endpoint);
         }
         stream.attempts = Attempts::new(order, spill);
+        if let Some(after) = hedge {
+            stream.attempts.hedge(host.now(), after);
+        }
         stream.lease = Some(lease);
         Flow::Continue
     }

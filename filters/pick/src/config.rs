@@ -1,7 +1,7 @@
 //! The plugin's configuration.
 
 use serde::{Deserialize, Serialize};
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
 use weir::invalid::{self, Invalid};
 use weir::limit::FailureMode;
 use weir::pool::{self, Pools, Spec};
@@ -25,9 +25,30 @@ pub struct Config {
     /// heard here is for choices without it.
     #[serde(default)]
     pub signals: Option<signals::Config>,
+    /// How long a request may take.
+    #[serde(default)]
+    pub deadline: Deadline,
     /// The scorer that several proxies share; without one, the filter chooses by itself.
     #[serde(default)]
     pub scorer: Option<Scorer>,
+}
+
+/// How long a request may take, all attempts together and with the whole answer.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Deadline {
+    /// Milliseconds at the most, whatever the client says. Envoy takes them in the place of the route's `timeout`, so where that is
+    /// not 0 it is to be said here too, or a client could lengthen it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub most_ms: Option<NonZeroU32>,
+    /// A client can make it shorter by its headers.
+    pub from_client: bool,
+}
+
+impl Default for Deadline {
+    fn default() -> Self {
+        Self { most_ms: None, from_client: true }
+    }
 }
 
 /// Where the scorer is, and how long it may take.
@@ -58,6 +79,11 @@ pub struct Scorer {
     /// It is also told the trace context of requests (`traceparent`) and how their answers went, for its `otel`.
     #[serde(default)]
     pub telemetry: bool,
+    /// Bodies of up to so many bytes are sent to it, too: a scorer that knows what engines' caches hold (`precise`) needs the prompt
+    /// itself. 0, none is. `extract` must leave them (its `publish_body_bytes`; in `chain` that is seen to), and no more than
+    /// the scorer's `tokens.max_bytes` is of use.
+    #[serde(default)]
+    pub max_body_bytes: usize,
     /// Milliseconds for which it is left alone after a failure; then one request tries it again.
     #[serde(default = "Scorer::retry_ms")]
     pub retry_ms: NonZeroU64,

@@ -1,6 +1,7 @@
 //! `pick`: chooses the endpoint of an inference request.
 //!
-//! It acts on facts and block hashes that `extract` published; it is handed no body. The choice, an ordered list of
+//! It acts on facts and block hashes that `extract` published; it is handed no body, and hands the one that `extract` left to a
+//! scorer that reads prompts itself. The choice, an ordered list of
 //! endpoints, goes into `x-gateway-destination-endpoint`, which the cluster's `override_host` load balancer
 //! follows: the first for the first attempt, the others for retries. Whatever the client, or anybody else, put
 //! there is removed, and nothing but an endpoint of the configured pool is ever set.
@@ -14,9 +15,11 @@
 //!
 //! A lease ends in the log callback and nowhere else: it comes to every stream, however it ended.
 
+mod active;
 mod attempts;
 mod choose;
 mod config;
+mod deadline;
 mod duty;
 mod outcomes;
 mod peers;
@@ -30,6 +33,7 @@ mod telemetry;
 
 pub use config::{Config, Mode};
 
+use active::Active;
 use attempts::Attempts;
 use peers::{BEAT, Peers};
 use probes::Slot;
@@ -39,6 +43,7 @@ use scrape::Scrape;
 use std::time::Duration;
 use telemetry::Telemetry;
 use weir::breaker::{Outcome, Standing};
+use weir::instant::Instant;
 use weir::invalid::Invalid;
 use weir::policy::Candidate;
 use weir::pool::{Choice, LeaseId, Message, Pools};
@@ -58,10 +63,12 @@ pub struct Pick {
     /// Where the choice is made here by what the scorer tells.
     push: Option<Push>,
     scrape: Option<Scrape>,
+    active: Active,
     /// How often a tick is wanted.
     every: Duration,
     random: Random,
     metrics: Metrics,
+    deadline: config::Deadline,
     explain: bool,
 }
 
@@ -75,6 +82,7 @@ struct Metrics {
     foreign: Metric,
     no_scorer: Metric,
     too_long: Metric,
+    too_late: Metric,
     /// By the place of the pool.
     pools: Vec<PoolMetrics>,
 }
@@ -85,6 +93,7 @@ struct PoolMetrics {
     trips: Metric,
     shut: Metric,
     retries: Metric,
+    hedges: Metric,
     spillovers: Metric,
     out: Metric,
     probes: Metric,
@@ -103,6 +112,7 @@ impl PoolMetrics {
             trips: define(Kind::Counter, "breaker_trips_total"),
             shut: define(Kind::Counter, "breaker_shut_total"),
             retries: define(Kind::Counter, "breaker_retries_total"),
+            hedges: define(Kind::Counter, "breaker_hedges_total"),
             spillovers: define(Kind::Counter, "pick_spillovers_total"),
             out: define(Kind::Gauge, "breaker_out"),
             probes: define(Kind::Gauge, "breaker_probes"),
@@ -130,6 +140,8 @@ pub struct Stream {
     /// Where the answer comes from, once its first piece has come.
     served: Option<String>,
     attempts: Attempts,
+    /// When its client has gone, by its own word.
+    gone_at: Option<Instant>,
     /// Held while this request, which was sent by a choice made here, tries an endpoint.
     slot: Option<Slot>,
     /// What the scorer is to hear at its end.
@@ -153,6 +165,8 @@ struct Asking {
     lease: Lease,
     facts: Facts,
     blocks: Vec<u64>,
+    /// For scorers that read prompts themselves; otherwise empty.
+    body: Vec<u8>,
     asked: Option<Asked>,
     telemetry: Option<Box<Telemetry>>,
 }
@@ -196,6 +210,7 @@ impl Filter for Pick {
     }
 
     fn request_headers(&mut self, stream: &mut Stream, host: &dyn Host, _end: bool) -> Flow {
+        let body = self.scorers.as_ref().map(|scorers| scorers.take_body(host)).unwrap_or_default();
         let known = host.property(&[wire::BLOCKS]).and_then(|bytes| wire::read_blocks(&bytes));
         // An adapter that no pool lists is served where its base is.
         let models = known.iter().flat_map(|(facts, _)| [&facts.model, &facts.base_model]).flatten();
@@ -210,10 +225,14 @@ impl Filter for Pick {
         if let Some(most) = too_long {
             return self.refuse_long(host, &facts, most);
         }
+        let left = self.deadline.left(host, facts.timeout_ms);
+        if let Some(left) = left.filter(|left| left.time.is_zero()) {
+            return self.refuse_late(host, &facts, left.of_ms);
+        }
         let lease = Lease { pool, id: self.random.next(), asked: false, dialect, stream: as_stream };
         let telemetry = self.scorers.as_ref().filter(|scorers| scorers.telemetry());
         let telemetry = telemetry.map(|_| Box::new(Telemetry::begin(host, &facts)));
-        let mut asking = Asking { lease, facts, blocks, asked: None, telemetry };
+        let mut asking = Asking { lease, facts, blocks, body, asked: None, telemetry };
         if self.push.as_mut().is_some_and(|push| push.is_trusted(host.now())) {
             return self.choose_here(stream, host, &asking, Source::Push);
         }
@@ -292,6 +311,7 @@ impl Filter for Pick {
 
     fn response_headers(&mut self, stream: &mut Stream, host: &dyn Host, _end: bool) {
         let Some(lease) = stream.lease else { return };
+        stream.attempts.answered(host);
         let Some((_, pool)) = self.pools.get(lease.pool).filter(|(_, pool)| pool.spills()) else { return };
         let Some(served) = attempts::served(host) else { return };
         let Some((from, to, reason)) = stream.attempts.spillover(host, pool, &served) else { return };
@@ -359,7 +379,9 @@ impl Filter for Pick {
     }
 
     fn told(&mut self, host: &dyn Host, call: u32, reply: Reply) {
-        if let Some(scrape) = self.scrape.as_mut().filter(|scrape| scrape.called(call)) {
+        if self.active.called(call) {
+            self.probed(host, call, &reply);
+        } else if let Some(scrape) = self.scrape.as_mut().filter(|scrape| scrape.called(call)) {
             if let Some((endpoint, report)) = scrape.told(host, call, &reply, &mut self.random) {
                 let said = Message::Said { endpoint, report };
                 self.peers.send(host, &said);
@@ -400,6 +422,7 @@ impl Filter for Pick {
                 }
             }
         }
+        self.probe_actively(host);
         self.peers.keep_up(host);
         if let (Some(scrape), Some(own)) = (&mut self.scrape, self.peers.own()) {
             scrape.ask(host, own, &mut self.random);
@@ -439,8 +462,10 @@ impl Pick {
             every: scrape.as_ref().map_or(BEAT, Scrape::every).min(report),
             scrape,
             push,
+            active: Active::new(&config.pools),
             peers,
             explain: config.explain,
+            deadline: config.deadline,
             scorers: config
                 .scorer
                 .map(|scorer| Scorers::new(scorer, config.pools.iter().map(|pool| pool.name.as_str()))),
@@ -454,6 +479,7 @@ impl Pick {
                 foreign: count("weir_pick_foreign_endpoint_total"),
                 no_scorer: count("weir_pick_no_scorer_total"),
                 too_long: count("weir_pick_too_long_total"),
+                too_late: count("weir_pick_too_late_total"),
                 pools: config.pools.iter().map(|spec| PoolMetrics::define(host, &spec.name)).collect(),
             },
         })

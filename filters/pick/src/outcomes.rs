@@ -2,13 +2,13 @@
 
 use crate::attempts;
 use crate::{Lease, Pick, Stream};
-use weir::breaker::{Class, Moved, Outcome};
+use weir::breaker::{Cause, Class, Moved, Outcome, Reason};
 use weir::pool::{Answered, LeaseId, Message};
 use weir::wire::Event;
 use weir_host::Host;
 
 impl Pick {
-    /// The attempts before the one at `address` have failed.
+    /// The attempts before the one at `address` have failed, or were slower.
     pub(crate) fn failed_before(
         &mut self,
         stream: &mut Stream,
@@ -16,17 +16,24 @@ impl Pick {
         lease: Lease,
         address: &str,
     ) {
-        let failed = stream.attempts.before(host, address);
-        if failed.is_empty() {
+        let passed = stream.attempts.before(host, address);
+        if passed.retries == 0 {
             return;
         }
         if let Some(metrics) = self.metrics.pools.get(lease.pool) {
-            host.add(metrics.retries, failed.len() as u64);
+            for (metric, count) in [
+                (metrics.retries, passed.retries.saturating_sub(passed.hedges)),
+                (metrics.hedges, passed.hedges),
+            ] {
+                if count > 0 {
+                    host.add(metric, count as u64);
+                }
+            }
         }
         if let Some((_, pool)) = self.pools.get(lease.pool) {
-            pool.budget().retried(failed.len());
+            pool.budget().retried(passed.retries);
         }
-        for (endpoint, outcome) in failed {
+        for (endpoint, outcome) in passed.outcomes {
             self.attempted(stream, host, lease, &endpoint, &outcome);
         }
     }
@@ -36,7 +43,12 @@ impl Pick {
     pub(crate) fn over(&mut self, stream: &mut Stream, host: &dyn Host, lease: Lease) -> Option<Answered> {
         let served = stream.served.take().or_else(|| attempts::served(host))?;
         self.failed_before(stream, host, lease, &served);
-        let outcome = attempts::last(host, lease.dialect, stream.first_token);
+        let mut outcome = attempts::last(host, lease.dialect, stream.first_token);
+        // That a client is in a hurry is no fault of the endpoint's.
+        let hurried = stream.gone_at.is_some_and(|at| host.now() >= at);
+        if hurried && outcome.cause == Cause::Failed(Reason::Timeout) {
+            outcome = Outcome::gone();
+        }
         self.attempted(stream, host, lease, &served, &outcome);
         let wants = self.pools.get(lease.pool).map(|(_, pool)| pool.wants())?;
         // A client that left says nothing of the endpoint.

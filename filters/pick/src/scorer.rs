@@ -55,14 +55,15 @@ impl Scorer {
         due
     }
 
-    /// Asks for an endpoint. Gives what was told along with it, or `None` when nothing was sent.
-    pub(crate) fn ask(&mut self, host: &dyn Host, request: &Reserve) -> Option<Vec<Event>> {
+    /// Asks for an endpoint for the request that has this body, which may be left out. Gives what was told along with it, or
+    /// `None` when nothing was sent.
+    pub(crate) fn ask(&mut self, host: &dyn Host, request: &Reserve, prompt: &[u8]) -> Option<Vec<Event>> {
         if !self.worth_trying(host.now()) {
             return None;
         }
         let events = self.events.drain(..self.events.len().min(WITH_A_REQUEST)).collect();
         let request = Reserve { events, ..request.clone() };
-        let body = serde_json::to_vec(&request).unwrap_or_default();
+        let body = request.write(prompt);
         if self.send(host, wire::RESERVE_PATH, &body).is_none() {
             self.failed(host, request.events, "no such cluster, or it is empty");
             return None;

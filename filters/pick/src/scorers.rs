@@ -72,6 +72,16 @@ impl Scorers {
         self.config.telemetry
     }
 
+    /// The body that `extract` left for them, once: a copy that stayed would live as long as the answer takes.
+    pub(crate) fn take_body(&self, host: &dyn Host) -> Vec<u8> {
+        let most = self.config.max_body_bytes;
+        let left = (most > 0).then(|| host.property(&[wire::BODY])).flatten().unwrap_or_default();
+        if !left.is_empty() {
+            host.set_property(wire::BODY, b"");
+        }
+        if left.len() <= most { left } else { Vec::new() }
+    }
+
     /// How long a scorer that failed is left alone.
     pub(crate) fn retry(&self) -> Duration {
         Duration::from_millis(self.config.retry_ms.get())
@@ -82,12 +92,19 @@ impl Scorers {
         self.orders.get(pool).cloned().unwrap_or_default()
     }
 
-    /// Asks the first of `order` that is worth it. `None` when nothing was sent.
-    pub(crate) fn ask(&mut self, host: &dyn Host, order: &[usize], request: &Reserve) -> Option<Asked> {
+    /// Asks the first of `order` that is worth it, for the request that has this body; it may be left out. `None` when nothing was
+    /// sent.
+    pub(crate) fn ask(
+        &mut self,
+        host: &dyn Host,
+        order: &[usize],
+        request: &Reserve,
+        body: &[u8],
+    ) -> Option<Asked> {
         let mut order = order.iter();
         while let Some(&by) = order.next() {
             let Some(scorer) = self.each.get_mut(by) else { continue };
-            if let Some(told) = scorer.ask(host, request) {
+            if let Some(told) = scorer.ask(host, request, body) {
                 return Some(Asked { by, told, others: order.copied().collect() });
             }
         }

@@ -1,3 +1,7 @@
+mod active;
+mod deadline;
+mod hedge;
+
 use super::*;
 use serde_json::json;
 use std::rc::Rc;
@@ -820,6 +824,30 @@ fn with_two(mode: &str) -> String {
         .unwrap()
         .push(serde_json::from_str::<serde_json::Value>(CONFIG).unwrap()["pools"][0].clone());
     config.to_string()
+}
+
+#[test]
+fn a_scorer_that_reads_prompts_is_sent_the_body_as_is_every_other_that_is_asked_instead() {
+    let mut config: serde_json::Value = serde_json::from_str(&with_two("open")).unwrap();
+    config["scorer"]["max_body_bytes"] = 8.into();
+    let mut worker = Worker::new(&config.to_string());
+    let blocks = wire::write_blocks("dialect=chat stream=0 prompt_tokens=336 prompt_units=21 model=m", &[1]);
+    let behind = |exchange: &Exchange<Pick>| {
+        let call = exchange.see().calls().remove(0);
+        let (request, at) = Reserve::read(&call.body).unwrap();
+        assert_eq!(request.blocks.0, [1]);
+        String::from_utf8(call.body[at..].to_vec()).unwrap()
+    };
+    let mut exchange = worker.request(&[], &[(wire::BLOCKS, &*blocks), (wire::BODY, b"{\"a\":1}")], false);
+    assert_eq!(behind(&exchange), "{\"a\":1}");
+    worker.reply(&mut exchange, &[(":status", "503")], b"");
+    assert_eq!(behind(&exchange), "{\"a\":1}");
+    worker.reply(&mut exchange, &SCORER_200, &reserved(&["10.0.0.1:1"]));
+    assert_eq!(exchange.see().state(wire::BODY).unwrap(), "", "no copy stays while the answer is made");
+    worker.finish(exchange);
+    let long = worker.request(&[], &[(wire::BLOCKS, &*blocks), (wire::BODY, b"{\"a\":12}")], false);
+    assert_eq!((behind(&long).as_str(), long.see().state(wire::BODY).unwrap().as_str()), ("", ""));
+    worker.finish(long);
 }
 
 #[test]

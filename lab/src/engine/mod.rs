@@ -10,11 +10,13 @@
 
 mod cost;
 mod fit;
+mod handover;
 mod memory;
 
 pub use cost::{Spec, Work, read_specs, specs};
 pub use fit::{Fit, Point, fit};
 
+use handover::Handover;
 use memory::{Memory, Slot};
 use std::collections::VecDeque;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -33,6 +35,20 @@ pub struct Job {
     pub chain: Arc<[u64]>,
     /// The adapter it needs, if any.
     pub adapter: Option<u32>,
+    /// What is to be done of it here.
+    pub part: Part,
+}
+
+/// What an engine is to do of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Part {
+    /// All of it.
+    #[default]
+    Whole,
+    /// Compute the prompt, and keep its KV until another engine has fetched it.
+    Prefill,
+    /// Fetch the KV of the prompt, and answer.
+    Decode,
 }
 
 /// What the end of a step brought about.
@@ -88,6 +104,8 @@ pub struct Engine {
     waiting: VecDeque<Sequence>,
     running: Vec<Sequence>,
     memory: Memory,
+    /// Requests that another engine computes or answers.
+    handover: Handover,
     /// Adapters loaded, the one used last at the end.
     adapters: Vec<u32>,
     stepping: bool,
@@ -130,6 +148,7 @@ impl Engine {
             waiting: VecDeque::new(),
             running: Vec::new(),
             memory,
+            handover: Handover::default(),
             adapters: Vec::new(),
             stepping: false,
             done: Done::default(),
@@ -137,10 +156,11 @@ impl Engine {
         }
     }
 
-    /// Puts a request at the end of the queue. `false` if it can never fit.
+    /// Puts a request at the end of the queue. `false` if it can never run.
     pub fn submit(&mut self, job: Job) -> bool {
         let tokens = u64::from(job.prompt) + u64::from(job.output);
-        let fits = tokens.div_ceil(u64::from(self.spec.block_tokens)) <= self.memory.len() as u64;
+        let fits = tokens.div_ceil(u64::from(self.spec.block_tokens)) <= self.memory.len() as u64
+            && (job.adapter.is_none() || self.spec.adapters > 0);
         if fits {
             self.waiting.push_back(Sequence {
                 job,
@@ -156,14 +176,19 @@ impl Engine {
 
     /// Starts a step, if none is under way and there is something to do, and says how many nanoseconds it takes.
     pub fn start(&mut self) -> Option<u64> {
-        if self.stepping || (self.running.is_empty() && self.waiting.is_empty()) {
+        if self.stepping {
             return None;
         }
         let mut work = Work::default();
         let mut budget = self.spec.step_tokens;
         let preempted = self.go_on(&mut budget, &mut work);
-        if !preempted {
+        if !preempted || self.running.is_empty() {
+            self.join(&mut budget, &mut work);
             self.admit(&mut budget, &mut work);
+        }
+        // Idle, or all that there is waits for KV.
+        if self.running.is_empty() {
+            return None;
         }
         self.done.prefill_tokens += work.prefill;
         self.stepping = true;
@@ -227,6 +252,12 @@ impl Engine {
     fn admit(&mut self, budget: &mut u32, work: &mut Work) {
         while *budget > 0 && self.running.len() < self.spec.batch as usize {
             let Some(first) = self.waiting.front() else { return };
+            if first.job.part == Part::Decode {
+                match self.expect() {
+                    true => continue,
+                    false => return,
+                }
+            }
             // One token is always computed: the next one comes from it.
             let most = ((first.missing() - 1) / self.spec.block_tokens) as usize;
             let (matched, idle) = self.memory.matched(&first.job.chain[..most.min(first.job.chain.len())]);
@@ -288,21 +319,20 @@ impl Engine {
             }
             sequence.chunk = 0;
         }
-        let memory = &mut self.memory;
-        self.running.retain_mut(|sequence| {
-            let over = sequence.produced >= sequence.job.output;
-            if over {
-                memory.release(&mut sequence.held);
-                progress.push(Progress::Last { id: sequence.job.id });
+        let over = |sequence: &mut Sequence| sequence.produced >= sequence.job.output;
+        for mut sequence in self.running.extract_if(.., over) {
+            progress.push(Progress::Last { id: sequence.job.id });
+            match sequence.job.part {
+                Part::Prefill => self.handover.keep(sequence),
+                Part::Whole | Part::Decode => self.memory.release(&mut sequence.held),
             }
-            !over
-        });
+        }
     }
 
     /// The engine dies: all that it had is lost, and these requests with it.
     pub fn die(&mut self) -> Vec<u32> {
-        let lost =
-            self.running.drain(..).chain(self.waiting.drain(..)).map(|sequence| sequence.job.id).collect();
+        let here = self.running.drain(..).chain(self.waiting.drain(..)).chain(self.handover.lose());
+        let lost = here.map(|sequence| sequence.job.id).collect();
         self.memory = Memory::new(self.spec.blocks());
         self.adapters.clear();
         self.stepping = false;
@@ -314,7 +344,7 @@ impl Engine {
     pub fn gauges(&self) -> Gauges {
         let held = self.memory.len() - self.memory.free();
         Gauges {
-            waiting: self.waiting.len() as u32,
+            waiting: (self.waiting.len() + self.handover.waiting()) as u32,
             running: self.running.len() as u32,
             kv_usage: held as f64 / self.memory.len().max(1) as f64,
             kv_tokens: self.spec.kv_tokens,

@@ -15,7 +15,7 @@ fn job(id: u32, prompt: u32, output: u32) -> Job {
 /// A request whose blocks are those of `content`.
 fn shared(id: u32, content: u64, prompt: u32, output: u32) -> Job {
     let chain = (0..u64::from((prompt + output) / 16)).map(|n| (content << 32) + n + 1).collect();
-    Job { id, prompt, output, chain, adapter: None }
+    Job { id, prompt, output, chain, adapter: None, part: Part::Whole }
 }
 
 /// Runs until nothing is left; the time and the progress of each step.
@@ -130,4 +130,101 @@ fn death_loses_everything() {
     assert_eq!((engine.start(), engine.gauges().computed), (None, 0));
     engine.submit(shared(3, 9, 160, 1));
     assert_eq!(first(&run(&mut engine), 3).1, 0, "a cold cache");
+}
+
+/// Two engines of which one computes for the other; KV takes no time.
+fn split(jobs: Vec<Job>) -> (Vec<Progress>, Engine, Engine) {
+    let (mut one, mut other) = (Engine::new(Arc::new(spec()), 1.0), Engine::new(Arc::new(spec()), 1.0));
+    let (mut all, mut progress) = (Vec::new(), Vec::new());
+    for job in &jobs {
+        one.submit(Job { part: Part::Prefill, output: 1, ..job.clone() });
+    }
+    loop {
+        let stepped = [one.start(), other.start()];
+        let wanted = other.wanted();
+        if stepped == [None, None] && wanted.is_empty() {
+            return (all, one, other);
+        }
+        for (id, _) in wanted {
+            other.fetched(id);
+            one.forget(id);
+        }
+        one.finish(&mut progress);
+        for what in progress.drain(..) {
+            if let Progress::Last { id } = what {
+                assert!(other.submit(Job { part: Part::Decode, ..jobs[id as usize].clone() }));
+            }
+        }
+        other.finish(&mut all);
+    }
+}
+
+#[test]
+fn one_engine_computes_and_the_other_answers() {
+    let jobs: Vec<Job> = (0..30).map(|id| job(id, 40 + 11 * id, 1 + id)).collect();
+    let (all, one, other) = split(jobs.clone());
+    for id in 0..30 {
+        let of = |what: &&Progress| **what == Progress::Last { id };
+        assert_eq!(all.iter().filter(of).count(), 1);
+    }
+    let prompts: u64 = jobs.iter().map(|job| u64::from(job.prompt)).sum();
+    assert_eq!(one.done().prefill_tokens, prompts);
+    assert_eq!(one.memory.free(), one.memory.len(), "what was fetched is not held");
+    assert_eq!(other.memory.free(), other.memory.len());
+    if other.done().preempted == 0 {
+        assert_eq!(
+            other.done().prefill_tokens,
+            30,
+            "one token each, from which the first of the answer comes"
+        );
+    }
+}
+
+#[test]
+fn only_what_is_not_cached_is_fetched_and_it_is_cached_from_then_on() {
+    let mut engine = Engine::new(Arc::new(spec()), 1.0);
+    let decode = |id, content, prompt| Job { part: Part::Decode, ..shared(id, content, prompt, 2) };
+    let mut wants = |id, content, prompt| {
+        engine.submit(decode(id, content, prompt));
+        assert_eq!(engine.start(), None, "there is nothing to compute before it has come");
+        let wanted = engine.wanted();
+        engine.fetched(id);
+        run(&mut engine);
+        wanted
+    };
+    assert_eq!(wants(0, 7, 320), [(0, 320)]);
+    assert_eq!(wants(1, 7, 480), [(1, 160)]);
+    assert_eq!(wants(2, 8, 32), [(2, 32)]);
+}
+
+#[test]
+fn who_waits_for_kv_holds_memory_and_lets_others_go_on() {
+    let mut engine = Engine::new(Arc::new(spec()), 1.0);
+    engine.submit(Job { part: Part::Decode, ..job(0, 1_000, 10) });
+    engine.submit(job(1, 500, 10));
+    assert!(engine.start().is_some(), "another is computed meanwhile");
+    engine.finish(&mut Vec::new());
+    engine.submit(Job { part: Part::Decode, ..job(2, 1_000, 10) });
+    run_on(&mut engine);
+    assert_eq!(engine.wanted(), [(0, 1_000)], "for a third there is no memory");
+    assert_eq!((engine.gauges().waiting, engine.gauges().running), (2, 0));
+    engine.fetched(0);
+    run_on(&mut engine);
+    assert_eq!(engine.wanted(), [(2, 1_000)]);
+    engine.fetched(2);
+    run(&mut engine);
+}
+
+fn run_on(engine: &mut Engine) {
+    while engine.start().is_some() {
+        engine.finish(&mut Vec::new());
+    }
+}
+
+#[test]
+fn what_never_runs_is_refused() {
+    let mut engine = Engine::new(Arc::new(Spec { adapters: 0, ..spec() }), 1.0);
+    assert!(!engine.submit(Job { adapter: Some(1), ..job(0, 10, 10) }));
+    assert!(!engine.submit(job(1, 1_600, 1)));
+    assert!(engine.submit(job(2, 1_599, 1)));
 }

@@ -1,7 +1,7 @@
 //! The instances, the queue at the router, and the clock between them.
 
 use super::Lengths;
-use crate::engine::{Engine, Job, Progress, Spec};
+use crate::engine::{Engine, Job, Part, Progress, Spec};
 use crate::workload::{Request, Workload};
 use std::sync::Arc;
 
@@ -180,6 +180,7 @@ impl World<'_> {
                 output: request.output,
                 chain: self.workload.engine_chains[was.id as usize].clone(),
                 adapter: None,
+                part: Part::Whole,
             };
             if self.engines[to].submit(job) {
                 self.instances[to].flights.push(Flight { was, written: 0.0 });

@@ -97,6 +97,8 @@ pub struct Summary {
     pub fairness: f64,
     /// Leases that leaked.
     pub leaked: usize,
+    /// Requests whose prompt another endpoint computed than the one that answered.
+    pub split: usize,
     /// Seconds from the first arrival to the last token.
     pub seconds: f64,
 }
@@ -124,7 +126,10 @@ impl Summary {
         let goods: Vec<bool> = records.iter().map(good).collect();
         let met = goods.iter().filter(|good| **good).count();
         let mut assigned = vec![0_usize; outcome.engines.len()];
-        records.iter().filter(|record| record.attempts > 0).for_each(|record| assigned[record.endpoint] += 1);
+        for record in records.iter().filter(|record| record.attempts > 0) {
+            assigned[record.endpoint] += 1;
+            record.prefill.iter().for_each(|at| assigned[*at] += 1);
+        }
         let (mut cached, mut prompts) = (0_u64, 0_u64);
         for record in records.iter().filter(|record| answered(record)) {
             cached += u64::from(record.cached);
@@ -155,6 +160,7 @@ impl Summary {
             preempted: outcome.engines.iter().map(|done| done.preempted).sum(),
             fairness: rounded(fairness(workload, &goods)),
             leaked: outcome.leaked,
+            split: records.iter().filter(|record| record.prefill.is_some()).count(),
             seconds: rounded(seconds),
         }
     }

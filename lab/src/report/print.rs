@@ -25,10 +25,15 @@ pub const COLUMNS: &[Column] = &[
     ("failed", |summary| summary.failed.to_string()),
 ];
 
+/// What only runs have in which prompts were computed elsewhere.
+const SPLIT: Column = ("split", |summary| summary.split.to_string());
+
 /// A table, first column to the left, numbers to the right.
 pub fn table(summaries: &[Summary]) -> String {
-    let mut rows: Vec<Vec<String>> = vec![COLUMNS.iter().map(|(heading, _)| (*heading).to_owned()).collect()];
-    rows.extend(summaries.iter().map(|summary| COLUMNS.iter().map(|(_, cell)| cell(summary)).collect()));
+    let split = summaries.iter().any(|summary| summary.split > 0).then_some(&SPLIT);
+    let columns = || COLUMNS.iter().chain(split);
+    let mut rows: Vec<Vec<String>> = vec![columns().map(|(heading, _)| (*heading).to_owned()).collect()];
+    rows.extend(summaries.iter().map(|summary| columns().map(|(_, cell)| cell(summary)).collect()));
     aligned(&rows)
 }
 
@@ -94,7 +99,9 @@ pub fn csv(summaries: &[Summary]) -> String {
             let _ = write!(text, ",{of}_{which}_ms");
         }
     }
-    text.push_str(",good,good_per_s,hit,ceiling,most,least,load_gap,preempted,fairness,leaked,seconds\n");
+    text.push_str(
+        ",good,good_per_s,hit,ceiling,most,least,load_gap,preempted,fairness,leaked,split,seconds\n",
+    );
     for s in summaries {
         let _ = write!(
             text,
@@ -112,7 +119,7 @@ pub fn csv(summaries: &[Summary]) -> String {
         }
         let _ = writeln!(
             text,
-            ",{},{},{},{},{},{},{},{},{},{},{}",
+            ",{},{},{},{},{},{},{},{},{},{},{},{}",
             s.good,
             s.good_per_s,
             s.hit,
@@ -123,6 +130,7 @@ pub fn csv(summaries: &[Summary]) -> String {
             s.preempted,
             s.fairness,
             s.leaked,
+            s.split,
             s.seconds
         );
     }

@@ -2,6 +2,7 @@ use super::*;
 use crate::engine::specs;
 use crate::report::{Slo, Summary};
 use crate::routing::Share;
+use crate::suite::splitters;
 use crate::workload::generate;
 use serde_json::json;
 
@@ -125,4 +126,114 @@ fn wrong_routers_are_refused_with_their_place() {
     assert!(said(|routing| routing.proxies = 0).starts_with("proxies: 0"));
     assert!(said(|routing| routing.lost = 2.0).starts_with("lost: 2"));
     assert!(said(|routing| routing.choose.policy = json!("fastest")).starts_with("choose.policy: unknown"));
+}
+
+/// Six endpoints of which the first two compute prompts, or may: the contender says.
+fn split(name: &str, share: Share) -> Setup {
+    let contender =
+        splitters(&Routing { share, ..Routing::default() }).into_iter().find(|one| one.name == name);
+    let mut setup = Setup::new(&spec(), 6, contender.unwrap().routing);
+    for (at, endpoint) in setup.endpoints.iter_mut().enumerate() {
+        endpoint.role = if at < 2 { Role::Prefill } else { Role::Decode };
+    }
+    setup.rate = 0.5;
+    setup
+}
+
+#[test]
+fn prompts_are_computed_by_some_and_answered_by_others() {
+    for (name, policy, share) in [
+        ("chat", "split-always", Share::Book),
+        ("lora", "split-uncached-512", Share::Bookings),
+        ("agents", "split-always", Share::Nothing),
+    ] {
+        let workload = workload(name, 600);
+        let mut setup = split(policy, share);
+        setup.routing.proxies = 2;
+        let outcome = outcome(&setup, &workload);
+        assert_eq!(outcome.leaked, 0);
+        let split = outcome.records.iter().filter(|record| record.prefill.is_some()).count();
+        let all = workload.requests.len();
+        assert!(split > 100 && (split == all) == (policy == "split-always"), "{split}");
+        for record in &outcome.records {
+            assert_eq!(record.how, End::Answered);
+            assert!(record.prefill.is_none_or(|at| at < 2) && record.endpoint >= 2, "{record:?}");
+            assert!(record.cached < record.prompt);
+        }
+        let done = |of: std::ops::Range<usize>| {
+            outcome.engines[of].iter().map(|done| done.prefill_tokens).sum::<u64>()
+        };
+        if policy == "split-always" {
+            let computed: u64 =
+                outcome.records.iter().map(|record| u64::from(record.prompt - record.cached)).sum();
+            assert_eq!(
+                (done(0..2), done(2..6)),
+                (computed, all as u64),
+                "of each prompt the last token is computed again"
+            );
+        }
+    }
+}
+
+#[test]
+fn answers_are_left_alone_by_prompts_that_others_compute() {
+    let workload = workload("bursts", 1_000);
+    let of = |name| {
+        Summary::new(name, &workload, 1.0, &Slo::default(), &outcome(&split(name, Share::Book), &workload))
+    };
+    let (apart, together) = (of("split-always"), of("least_prefill"));
+    assert_eq!((apart.split, together.split), (1_000, 0));
+    let slowest = |summary: &Summary| summary.tpot_ms.p99.unwrap();
+    assert!(slowest(&apart) < 0.7 * slowest(&together), "{} {}", slowest(&apart), slowest(&together));
+}
+
+#[test]
+fn kv_that_comes_late_makes_first_tokens_late() {
+    let workload = workload("chat", 400);
+    let first = |ms| {
+        let mut setup = split("split-always", Share::Book);
+        setup.transfer = Transfer { ms, us_per_token: 0.0 };
+        Summary::new("", &workload, 1.0, &Slo::default(), &outcome(&setup, &workload)).ttft_ms.p50.unwrap()
+    };
+    let late = first(300.0) - first(0.0);
+    assert!((295.0..400.0).contains(&late), "{late}");
+}
+
+#[test]
+fn either_side_may_die_and_what_has_no_token_yet_is_answered_elsewhere() {
+    let workload = workload("chat", 1_000);
+    let second = |s: u64| s * 1_000_000_000;
+    for endpoint in [0, 3] {
+        let mut setup = split("split-always", Share::Book);
+        setup.rate = 2.0;
+        // Slow, so that much is on its way at any time.
+        setup.transfer = Transfer { ms: 500.0, us_per_token: 0.0 };
+        setup.changes = vec![
+            Change { at: second(20), endpoint, alive: false },
+            Change { at: second(60), endpoint, alive: true },
+        ];
+        let outcome = outcome(&setup, &workload);
+        assert_eq!(outcome.leaked, 0);
+        let broken = outcome.records.iter().filter(|record| record.how != End::Answered);
+        let broken: Vec<&Record> = broken.collect();
+        assert!(broken.iter().all(|record| record.first.is_some() && record.endpoint == endpoint));
+        assert_eq!(broken.is_empty(), endpoint == 0, "who computes prompts has no answers to lose");
+        let alone = outcome.records.iter().filter(|record| record.prefill.is_none()).count();
+        assert!(if endpoint == 0 { (1..60).contains(&alone) } else { alone == 0 }, "{alone}");
+        let again = outcome.records.iter().filter(|record| record.attempts > 1).count();
+        assert_eq!(again > 0, endpoint == 3, "the router hears of the endpoint that answers");
+        let back = outcome.records.iter().filter(|record| record.arrived > second(61));
+        let uses = |record: &Record| record.endpoint == endpoint || record.prefill == Some(endpoint);
+        let back = back.filter(|record| uses(record)).count();
+        assert!(back > 0, "it is used again");
+    }
+}
+
+#[test]
+fn without_anybody_to_compute_prompts_those_who_answer_do() {
+    let workload = workload("chat", 300);
+    let mut setup = split("split-always", Share::Book);
+    setup.endpoints.iter_mut().take(2).for_each(|endpoint| endpoint.alive = false);
+    let outcome = outcome(&setup, &workload);
+    assert!(outcome.records.iter().all(|record| record.how == End::Answered && record.prefill.is_none()));
 }

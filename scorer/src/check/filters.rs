@@ -9,7 +9,7 @@ use weir::invalid::{self, Invalid};
 pub(super) struct Filter {
     /// Its name: of its folder, its .wasm file, and at the end of its `root_id`.
     pub name: &'static str,
-    /// Whether it holds headers while the body is read, and so needs `allow_on_headers_stop_iteration`. Any other
+    /// Whether it holds headers until the body comes, and so needs `allow_on_headers_stop_iteration`. Any other
     /// filter that has the flag lets requests through undecided while it waits for a call.
     pub holds_headers: bool,
     /// Reads a configuration as the filter does; gives it back with defaults filled in.
@@ -32,6 +32,11 @@ const FILTERS: &[Filter] = &[
         name: "extract",
         holds_headers: true,
         read: |json| Ok(effective(&weir_extract::Config::read(json)?)),
+    },
+    Filter {
+        name: "opening",
+        holds_headers: true,
+        read: |json| Ok(effective(&invalid::read::<weir_opening::Config>(json)?)),
     },
     Filter { name: "limit", holds_headers: false, read: |json| Ok(effective(&weir_limit::read(json)?)) },
     Filter {

@@ -5,11 +5,13 @@
 //! a filter by the filter's own `Config`, the rest of an Envoy document by the fields of Envoy's messages, and where
 //! an Envoy is at hand by that too. Every message is `FILE: path: why`, and all of them are given.
 
+mod bodies;
 mod clusters;
 mod envoy;
 mod fields;
 mod filters;
 mod istio;
+mod needs;
 mod plugin;
 mod policy;
 mod report;
@@ -64,7 +66,8 @@ pub fn text(text: &[u8]) -> Report {
                 let at = if alone { String::new() } else { format!("documents[{at}]") };
                 self::document(document, &at, &mut report);
             }
-            policy::adapters(&mut report);
+            bodies::check(&mut report);
+            needs::check(&mut report);
         }
     }
     report

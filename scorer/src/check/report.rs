@@ -36,6 +36,16 @@ impl Report {
         self.warnings.push(Invalid::new(at, why));
     }
 
+    /// The places and the configurations of a filter or a scorer: by itself, or as one of the chain's.
+    pub(super) fn of(&self, name: &str) -> Vec<(String, Value)> {
+        let config = |part: &Part| match part.of {
+            of if of == name => Some((part.at.clone(), part.effective.clone())),
+            "chain" => Some((join(&part.at, name), part.effective.get(name)?.clone())),
+            _ => None,
+        };
+        self.parts.iter().filter_map(config).collect()
+    }
+
     /// The file's parts in a few words: `3 filters: extract, pick, meter`.
     pub fn summary(&self) -> String {
         let of = |what: &str| self.parts.iter().filter(|part| part.of == what).count();

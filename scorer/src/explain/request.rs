@@ -52,6 +52,9 @@ pub struct Request {
     /// How often it was tried before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retries: Option<u32>,
+    /// Milliseconds that the client gives it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timeout_ms: Option<u32>,
     /// vLLM's priority.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<i32>,
@@ -117,6 +120,7 @@ fn told(reading: Reading<'_>) -> Request {
         slo_ttft_ms: facts.slo_ttft_ms,
         slo_tpot_ms: facts.slo_tpot_ms,
         retries: Some(facts.retries).filter(|retries| *retries > 0),
+        timeout_ms: facts.timeout_ms,
         objective: facts.objective,
         tier: facts.tier,
         tenant: hash(facts.tenant),

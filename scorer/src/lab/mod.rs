@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use weir_lab::engine::{Spec, read_specs, specs};
 use weir_lab::report::{Curve, Summary, curves, standings, table};
-use weir_lab::routing::{Routing, Share};
-use weir_lab::run::{Change, Setup};
-use weir_lab::suite::{self, Contender, SUITE, contenders};
+use weir_lab::routing::{Role, Routing, Share};
+use weir_lab::run::{Change, Setup, Transfer};
+use weir_lab::suite::{self, Contender, SUITE, contenders, splitters};
 use weir_lab::workload::Workload;
 
 /// What to do in the lab.
@@ -89,6 +89,15 @@ pub struct Bench {
     /// Speeds of single endpoints, the first ones: 1 is as specified.
     #[arg(long, value_delimiter = ',', value_name = "SPEED,…")]
     engine_speeds: Vec<f64>,
+    /// The first so many endpoints compute prompts for the others, where the policy has it so.
+    #[arg(long, default_value_t = 0)]
+    prefillers: usize,
+    /// Milliseconds until the KV of a prompt is with the endpoint that answers, whatever its length.
+    #[arg(long, default_value_t = Transfer::default().ms)]
+    kv_ms: f64,
+    /// Microseconds more for each token.
+    #[arg(long, default_value_t = Transfer::default().us_per_token)]
+    kv_us_per_token: f64,
     /// An endpoint that dies: its place from 0, and the second.
     #[arg(long, value_name = "PLACE@SECOND", value_parser = moment)]
     kill: Vec<(usize, f64)>,
@@ -297,12 +306,13 @@ impl Bench {
     /// The policies named, or all.
     fn contenders(&self, policies: &[String]) -> anyhow::Result<Vec<Contender>> {
         let routing = self.routing()?;
+        let splitters = splitters(&routing);
         let all = contenders(&routing);
         if policies.is_empty() {
-            return Ok(all);
+            return Ok(if self.prefillers > 0 { splitters } else { all });
         }
         let contender = |given: &String| {
-            if let Some(known) = all.iter().find(|contender| contender.name == *given) {
+            if let Some(known) = all.iter().chain(&splitters).find(|contender| contender.name == *given) {
                 return Ok(known.clone());
             }
             let (label, policy) = match given.split_once('=') {
@@ -328,6 +338,19 @@ impl Bench {
             ensure!(*speed > 0.0 && speed.is_finite(), "--engine-speeds {speed}: expected numbers above 0");
             endpoint.speed = *speed;
         }
+        ensure!(
+            self.prefillers < self.endpoints,
+            "--prefillers {}: expected fewer than there are endpoints",
+            self.prefillers
+        );
+        for (at, endpoint) in setup.endpoints.iter_mut().enumerate().filter(|_| self.prefillers > 0) {
+            endpoint.role = if at < self.prefillers { Role::Prefill } else { Role::Decode };
+        }
+        let times = [("--kv-ms", self.kv_ms), ("--kv-us-per-token", self.kv_us_per_token)];
+        if let Some((option, time)) = times.iter().find(|(_, time)| !(0.0..1e9).contains(time)) {
+            bail!("{option} {time}: expected 0 to 1e9");
+        }
+        setup.transfer = Transfer { ms: self.kv_ms, us_per_token: self.kv_us_per_token };
         let changes = [(&self.kill, false), (&self.start, true)];
         for (endpoint, second, alive) in changes
             .iter()

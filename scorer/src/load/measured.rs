@@ -49,6 +49,7 @@ pub(super) fn outcome(measured: &[Measured]) -> Outcome {
             (Some(_), Some(_)) => End::Broken,
         },
         endpoint: place(one).unwrap_or(0),
+        prefill: None,
         prompt: narrow(one.prompt),
         cached: narrow(one.cached.unwrap_or(0)),
         output: narrow(one.output),

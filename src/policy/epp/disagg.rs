@@ -10,9 +10,12 @@
 //! always-disagg-pd-decider   always
 //! ```
 //!
+//! With `stageOrder: prefill-first` the decider is not asked: always. Neither profile here goes by what the other chose, so
+//! which of them chooses first makes no difference.
+//!
 //! The first two may be had together: either is reason enough (`load-based-pd-decider` takes a `nonCachedTokens` too).
 //! Without an endpoint for prefill the decode endpoint does it all; or with `onNoPrefill: refuse` (ours) there is no
-//! choice, and the request is answered 503: llm-d goes the first way without saying so.
+//! choice, and the request is answered 503. llm-d's first releases went the first way without saying so, later ones the second.
 
 use super::super::choose::Profile;
 use super::super::{Candidate, Demand};
@@ -46,9 +49,35 @@ pub(in crate::policy) enum NoPrefill {
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub(super) struct Handler {
+    pub(super) stage_order: StageOrder,
     pub(super) profiles: Names,
     pub(super) deciders: Deciders,
     pub(super) on_no_prefill: NoPrefill,
+}
+
+impl Handler {
+    /// The name of who decides; nobody does where prefill is always split off.
+    pub(super) fn decider(&self) -> Option<&str> {
+        self.deciders.prefill.as_deref().filter(|_| self.stage_order == StageOrder::DecodeFirst)
+    }
+
+    /// Whether prefill may be split off at all.
+    pub(super) fn splits(&self) -> bool {
+        self.decider().is_some() || self.stage_order == StageOrder::PrefillFirst
+    }
+}
+
+/// Which profile chooses first.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum StageOrder {
+    /// The one for decode: a decider looks at its choice.
+    #[default]
+    #[serde(alias = "DecodeFirst")]
+    DecodeFirst,
+    /// The one for prefill: nobody decides.
+    #[serde(alias = "PrefillFirst")]
+    PrefillFirst,
 }
 
 #[derive(Clone, Debug, Deserialize, Serialize)]

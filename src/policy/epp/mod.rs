@@ -18,9 +18,11 @@ mod labels;
 mod latency;
 mod load;
 mod no_hit_lru;
+mod not_carried;
 mod pd;
 mod prefix;
 mod relative;
+mod residency;
 mod session;
 mod table;
 mod unused;
@@ -31,7 +33,7 @@ pub(super) use disagg::{NoPrefill, Split};
 use super::choose::{Policy, Profile, Scratch, Weighted};
 use super::number::Amount;
 use super::pickers::Best;
-use super::{Keep, Pick, Score};
+use super::{Keep, Needed, Pick, Score};
 use crate::invalid::{Invalid, read_value};
 use disagg::{Decider, Handler};
 use serde::{Deserialize, Serialize};
@@ -146,9 +148,10 @@ pub(super) fn read(value: &Value) -> Result<Policy, Invalid> {
         None => return Err(Invalid::new("schedulingProfiles", format!("no profile is named {name:?}"))),
     };
     let prefill = split.as_ref().map(|(.., prefill)| prefill.as_str());
-    let decider = split.as_ref().and_then(|(handler, ..)| handler.deciders.prefill.as_deref());
+    let decider = split.as_ref().and_then(|(handler, ..)| handler.decider());
     let runs: Vec<&str> = prefill.into_iter().chain([name.as_str()]).collect();
     notes.extend(unused::notes(&config, &instances, &runs, decider));
+    let needs = needs(&config, &instances, &runs);
     let mut effective = vec![json!({ "name": name, "plugins": effective })];
     let split = match split {
         Some((handler, decider, prefill)) => {
@@ -173,7 +176,21 @@ pub(super) fn read(value: &Value) -> Result<Policy, Invalid> {
         profile,
         split,
         notes,
+        needs,
     })
+}
+
+/// What the plugins need that stand in a profile that runs.
+fn needs(config: &Config, instances: &[Instance], runs: &[&str]) -> Vec<Needed> {
+    let running = config.scheduling_profiles.iter().filter(|listed| runs.contains(&listed.name.as_str()));
+    let names: Vec<&str> =
+        running.flat_map(|listed| &listed.plugins).map(|reference| reference.plugin_ref.as_str()).collect();
+    let named = instances.iter().filter(|instance| names.contains(&instance.name.as_str()));
+    let of = |Instance { at, plugin, .. }: &Instance| {
+        let (at, name) = (format!("{at}.type"), plugin.kind);
+        plugin.needs.iter().map(move |need| Needed { at: at.clone(), name, need: *need })
+    };
+    named.flat_map(of).collect()
 }
 
 /// The parts of the file whose work is done elsewhere.
@@ -291,20 +308,30 @@ fn arrange(config: &Config, instances: &[Instance], profiles: &mut Profiles) -> 
         Some(instance) => {
             let handler: Handler = read_value(instance.parameters.clone())?;
             let decode = handler.profiles.decode.clone();
-            let Some(decider) = &handler.deciders.prefill else { return Ok((decode, None)) };
-            let at = format!("{}.parameters.deciders.prefill", instance.at);
-            let named = instances.iter().find(|other| other.name == *decider);
-            let Some((named, make)) = named.and_then(|named| match named.plugin.make {
-                Make::Decider(make) => Some((named, make)),
-                _ => None,
-            }) else {
-                return Err(Invalid::new(at, format!("no decider is named {decider:?}")));
+            if !handler.splits() {
+                return Ok((decode, None));
+            }
+            let decider = match handler.decider() {
+                Some(name) => decider(name, instance, instances)?,
+                None => disagg::always(Value::Null)?,
             };
-            let decider = make(named.parameters.clone()).map_err(|invalid| invalid.within(&at))?;
             let prefill = handler.profiles.prefill.clone();
             Ok((decode, Some((handler, decider, prefill))))
         }
     }
+}
+
+/// The decider of that name, which `handler` asks for.
+fn decider(name: &str, handler: &Instance, instances: &[Instance]) -> Result<Box<dyn Decider>, Invalid> {
+    let at = format!("{}.parameters.deciders.prefill", handler.at);
+    let named = instances.iter().find(|other| other.name == name);
+    let Some((named, make)) = named.and_then(|named| match named.plugin.make {
+        Make::Decider(make) => Some((named, make)),
+        _ => None,
+    }) else {
+        return Err(Invalid::new(at, format!("no decider is named {name:?}")));
+    };
+    make(named.parameters.clone()).map_err(|invalid| invalid.within(&at))
 }
 
 /// A plugin whose whole configuration is itself.

@@ -3,7 +3,7 @@
 //! It names its profiles and its decider in fields of their own. Its first releases had no deciders: prefill was split off
 //! where `threshold` or more of the prompt was not cached on the decode endpoint, and always at 0, which was the default.
 
-use super::disagg::{Deciders, Handler, Names, NoPrefill};
+use super::disagg::{Deciders, Handler, Names};
 use super::{Config, Declared};
 use crate::invalid::{Invalid, read_value};
 use crate::policy::table::effective;
@@ -66,7 +66,7 @@ pub(super) fn renew(config: &mut Config) -> Result<Vec<Invalid>, Invalid> {
         let new = Handler {
             profiles: Names { decode: old.decode_profile, prefill: old.prefill_profile },
             deciders: Deciders { prefill: Some(name) },
-            on_no_prefill: NoPrefill::default(),
+            ..Handler::default()
         };
         let mut instead = vec![json!({ "type": NOW, "parameters": effective(&new) })];
         instead.extend(

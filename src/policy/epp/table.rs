@@ -1,13 +1,15 @@
 //! Every plugin of llm-d by its type.
 
 use super::super::pickers::{Any, Best, Share};
-use super::super::{Keep, Pick, Score};
+use super::super::{Keep, Need, Pick, Score};
 use super::disagg::{self, Decider, Handler};
+use super::not_carried::NOT_CARRIED;
 use super::{
     affinity, checked, context_length, keep, kv_cache, labels, latency, load, no_hit_lru, prefix, relative,
 };
-use super::{score, session, utilization};
+use super::{residency, score, session, utilization};
 use crate::invalid::Invalid;
+use crate::policy::lmetric::LMetric;
 use crate::policy::lora::LoraAffinity;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -20,12 +22,16 @@ pub(super) struct Plugin {
     also: &'static [&'static str],
     /// Parameters that llm-d knows and that are another part's here, with what that is.
     passed: &'static [Passed],
+    /// Parameters that llm-d knows and that are not carried, as `profiles.encode`, with the reason.
+    refused: Passed,
+    /// What it rests on.
+    pub(super) needs: &'static [Need],
     pub(super) make: Make,
     /// Reads its parameters and gives them back with defaults.
     check: fn(Value) -> Result<Value, Invalid>,
 }
 
-/// Parameters of one part, with what becomes of them here.
+/// Parameters, with what becomes of them here.
 type Passed = &'static [(&'static str, &'static str)];
 
 /// A scorer, and what it leaves out, if anything.
@@ -94,6 +100,8 @@ const PREDICTED: Passed = &[
     ("streamingMode", "streams show their first token, others their end"),
     ("endpointRoleLabel", "roles are for filters"),
 ];
+const NO_ENCODE: &str = "encode is not split off";
+const NO_CALIBRATION: &str = "write what was measured into peakPrefillThroughput";
 const ONE_INDEX: Passed = &[("prefixMatchInfoProducerName", "there is one index")];
 const SESSION: Passed = &[
     ("algorithm", "the session is the one that `extract` publishes; nothing is written to the client"),
@@ -105,7 +113,7 @@ const SESSION: Passed = &[
 ];
 
 const fn row(kind: &'static str, make: Make, check: fn(Value) -> Result<Value, Invalid>) -> Plugin {
-    Plugin { kind, also: &[], passed: &[], make, check }
+    Plugin { kind, also: &[], passed: &[], refused: &[], needs: &[], make, check }
 }
 
 impl Plugin {
@@ -117,8 +125,22 @@ impl Plugin {
         Self { passed, ..self }
     }
 
+    const fn refused(self, refused: Passed) -> Self {
+        Self { refused, ..self }
+    }
+
+    const fn needs(self, needs: &'static [Need]) -> Self {
+        Self { needs, ..self }
+    }
+
     /// Reads parameters: gives them with defaults, and what is said of those that are another part's.
     pub(super) fn read(&self, mut parameters: Map<String, Value>) -> Result<(Value, Vec<Invalid>), Invalid> {
+        for (name, why) in self.refused {
+            let (first, rest) = name.split_once('.').unwrap_or((name, ""));
+            if parameters.get(first).is_some_and(|value| rest.is_empty() || value.get(rest).is_some()) {
+                return Err(Invalid::new(format!("parameters.{name}"), format!("not carried: {why}")));
+            }
+        }
         let mut notes = Vec::new();
         for (name, why) in self.passed.iter().copied().flatten() {
             if parameters.remove(*name).is_some() {
@@ -165,29 +187,36 @@ const fn flow_control(kind: &'static str) -> Plugin {
 static PLUGINS: &[Plugin] = &[
     // Scorers.
     row("queue-scorer", Make::Score(score::<relative::Waiting>), checked::<relative::Waiting>)
-        .also(&["queue"]),
+        .also(&["queue"])
+        .needs(&[Need::Signals]),
     row(
         "running-requests-size-scorer",
         Make::Score(score::<relative::Running>),
         checked::<relative::Running>,
     )
-    .also(&["running-requests-scorer"]),
+    .also(&["running-requests-scorer"])
+    .needs(&[Need::Signals]),
     row("kv-cache-utilization-scorer", Make::Score(score::<kv_cache::Free>), checked::<kv_cache::Free>)
-        .also(&["kv-cache-scorer"]),
+        .also(&["kv-cache-scorer"])
+        .needs(&[Need::Signals]),
     row("prefix-cache-scorer", Make::Score(score::<prefix::Prefix>), checked::<prefix::Prefix>)
         .also(&["prefix-cache", "precise-prefix-cache-scorer"])
         .passed(&[ONE_INDEX, INDEX, EVENTS]),
-    row("load-aware-scorer", Make::Score(score::<load::LoadAware>), checked::<load::LoadAware>),
+    row("load-aware-scorer", Make::Score(score::<load::LoadAware>), checked::<load::LoadAware>)
+        .needs(&[Need::Signals]),
     row("active-request-scorer", Make::Score(score::<load::ActiveRequests>), checked::<load::ActiveRequests>)
         .passed(&[IN_FLIGHT]),
     row("token-load-scorer", Make::Score(score::<load::TokenLoad>), checked::<load::TokenLoad>)
         .passed(&[IN_FLIGHT]),
-    row("lora-affinity-scorer", Make::Score(lora), lora_parameters),
+    row("lora-affinity-scorer", Make::Score(score::<LoraAffinity>), checked::<LoraAffinity>)
+        .needs(&[Need::Adapters]),
+    row("lmetric-scorer", Make::Score(score::<LMetric>), checked::<LMetric>).passed(&[ONE_INDEX, IN_FLIGHT]),
     row("no-hit-lru-scorer", Make::Score(score::<no_hit_lru::NoHitLru>), checked::<no_hit_lru::NoHitLru>)
         .passed(&[ONE_INDEX]),
     row("session-affinity-scorer", Make::Score(score::<session::Session>), checked::<session::Session>)
         .passed(&[SESSION]),
-    row("context-length-aware", Make::Score(context_length::make), checked::<context_length::ContextLength>),
+    row("context-length-aware", Make::Score(context_length::make), checked::<context_length::ContextLength>)
+        .refused(&[("reusableTokensProducerName", "caches are not moved between engines")]),
     row("latency-scorer", Make::Score(score::<latency::Latency>), checked::<latency::Latency>),
     // Filters.
     row("label-selector-filter", Make::Keep(keep::<labels::Selector>), checked::<labels::Selector>)
@@ -197,12 +226,25 @@ static PLUGINS: &[Plugin] = &[
     row("prefill-filter", Make::Keep(labels::prefill), ELSEWHERE),
     row("encode-filter", Make::Keep(labels::encode), ELSEWHERE),
     row("prefix-cache-affinity-filter", Make::Keep(keep::<affinity::Sticky>), checked::<affinity::Sticky>)
-        .passed(&[ONE_INDEX, &[("inFlightLoadProducerName", "the pool's own leases are counted")]]),
+        .passed(&[ONE_INDEX, IN_FLIGHT])
+        .refused(&[
+            ("prefillCalibrationFile", NO_CALIBRATION),
+            ("prefillCalibrationFingerprint", NO_CALIBRATION),
+            ("prefillCalibrationRequired", NO_CALIBRATION),
+        ]),
     row("session-affinity-filter", Make::Keep(keep::<session::Session>), checked::<session::Session>)
         .passed(&[SESSION]),
     row("utilization-filter", Make::Keep(keep::<utilization::Filter>), checked::<utilization::Filter>)
+        .passed(&[IN_FLIGHT])
+        .needs(&[Need::Signals]),
+    row("active-request-filter", Make::Keep(keep::<utilization::Active>), checked::<utilization::Active>)
         .passed(&[IN_FLIGHT]),
-    row("utilization-detector", Make::Keep(keep::<utilization::Detector>), checked::<utilization::Detector>),
+    row("utilization-detector", Make::Keep(keep::<utilization::Detector>), checked::<utilization::Detector>)
+        .needs(&[Need::Signals]),
+    row("lora-residency-filter", Make::Keep(keep::<residency::Homes>), checked::<residency::Homes>)
+        .needs(&[Need::Signals, Need::Adapters]),
+    row("served-model-filter", Make::Keep(keep::<residency::Served>), checked::<residency::Served>)
+        .needs(&[Need::Models, Need::Adapters]),
     row("slo-headroom-tier-filter", Make::Keep(keep::<latency::Tier>), checked::<latency::Tier>),
     // Pickers.
     row("max-score-picker", Make::Pick(|_| Ok(Box::new(Best))), checked::<Picker>).also(&["max-score"]),
@@ -210,7 +252,20 @@ static PLUGINS: &[Plugin] = &[
     row("weighted-random-picker", Make::Pick(|_| Ok(Box::<Share>::default())), checked::<Picker>),
     // Profile handlers and what decides for them.
     row(SINGLE, Make::Handler, ELSEWHERE).also(&["single-profile"]),
-    row("disagg-profile-handler", Make::Handler, checked::<Handler>),
+    row("disagg-profile-handler", Make::Handler, checked::<Handler>).refused(&[
+        ("profiles.encode", NO_ENCODE),
+        ("deciders.encode", NO_ENCODE),
+        (
+            "profiles.fallback",
+            "give endpoints that do both the role prefill-decode and attributes.ADDRESS.priority 1: they serve where no other can",
+        ),
+        ("decodeProfile", "an older form: write profiles.decode"),
+        ("prefillProfile", "an older form: write profiles.prefill"),
+        ("encodeProfile", NO_ENCODE),
+        ("deciderPluginName", "an older form: write deciders.prefill"),
+        ("prefillDeciderPluginName", "an older form: write deciders.prefill"),
+        ("encodeDeciderPluginName", NO_ENCODE),
+    ]),
     row("prefix-based-pd-decider", Make::Decider(disagg::by_prefix), checked::<disagg::ByPrefix>),
     row("always-disagg-pd-decider", Make::Decider(disagg::always), ELSEWHERE),
     row("load-based-pd-decider", Make::Decider(disagg::by_load), checked::<disagg::ByLoad>),
@@ -227,6 +282,7 @@ static PLUGINS: &[Plugin] = &[
     flow_control("fcfs-ordering-policy"),
     flow_control("edf-ordering-policy"),
     flow_control("slo-deadline-ordering-policy"),
+    flow_control("program-score-ordering-policy"),
     flow_control("static-usage-limit-policy"),
     elsewhere("openai-parser", "`extract` knows each dialect by its path"),
     elsewhere("anthropic-parser", "`extract` knows each dialect by its path"),
@@ -254,43 +310,19 @@ static PLUGINS: &[Plugin] = &[
     elsewhere("models-data-extractor", "LoRA adapters are read from lists of models").passed(&[SCRAPE]),
     elsewhere("core-metrics-extractor", "engines are known by the names of their metrics").passed(&[SCRAPE]),
     elsewhere("endpoint-notification-source", "endpoints come from the pool's list"),
-];
-
-/// What llm-d has and Weir has not, and why.
-const NOT_CARRIED: &[(&str, &str)] = &[
-    ("endpoint-attribute-scorer", "attributes of other exporters (GPU) are not scraped"),
-    ("endpoint-attribute-filter", "attributes of other exporters (GPU) are not scraped"),
-    ("dcgm-data-source", "other exporters are not scraped"),
-    ("dcgm-extractor", "other exporters are not scraped"),
-    ("models-responder", "a GET of /v1/models is answered by one endpoint"),
-    (
-        "mm-embeddings-cache-scorer",
-        "caches of image embeddings are not followed; images count as prefix blocks",
-    ),
-    ("mm-embeddings-cache-producer", "caches of image embeddings are not followed"),
-    (
-        "burst-prefix-cache-producer",
-        "requests are not held to be grouped; what was sent counts as cached at once",
-    ),
-    ("p2p-source-producer", "caches are not moved between engines"),
-    ("topology-affinity-scorer", "use labels and label-selector-filter"),
-    ("topology-affinity-filter", "use labels and label-selector-filter"),
-    ("header-label-affinity-scorer", "pick reads no headers of clients"),
-    ("header-profile-handler", "pick reads no headers of clients"),
-    ("data-parallel-profile-handler", "list each rank as an endpoint of its own"),
-    ("dp-rank-header-handler", "list each rank as an endpoint of its own"),
-    ("always-disagg-multimodal-decider", "encode is not split off"),
-    ("latency-slo-admitter", "nothing is refused for its objective"),
-    ("probabilistic-admitter", "nothing is refused by saturation; see limit"),
-    ("concurrency-detector", "admission by saturation is not built"),
-    ("priority-holdback-policy", "admission by saturation is not built; see limit"),
-    ("soft-reflective-ceiling-policy", "admission by saturation is not built; see limit"),
-    ("sheddable-eviction-filter", "requests in flight are not evicted"),
-    ("priority-then-time-eviction-order-policy", "requests in flight are not evicted"),
-    ("thunder-agent", "admission of agents' turns is not built"),
-    ("disaggregatedset-rollout-screener", "rollouts are not known"),
-    ("vllmgrpc-parser", "gRPC passes untouched"),
-    ("vertexai-parser", "its path is not a dialect"),
+    elsewhere("k8s-notification-source", "endpoints come from the pool's list").passed(&[&[
+        ("group", "no objects of Kubernetes are watched"),
+        ("version", "no objects of Kubernetes are watched"),
+        ("kind", "no objects of Kubernetes are watched"),
+    ]]),
+    elsewhere("file-discovery", "the scorer's `discovery` watches a file of endpoints").passed(&[&[
+        ("path", "the scorer's `discovery` says which file"),
+        ("watchFile", "the scorer's `discovery` looks at it every second"),
+    ]]),
+    elsewhere("outlen-bucket", "load is prompt tokens; `limit` learns how long answers are"),
+    row("request-attribute-reporter", Make::Elsewhere("`meter` publishes what answers used"), Ok),
+    elsewhere("header-based-testing-filter", "the scorer's `picker.conformance` does it"),
+    elsewhere("destination-endpoint-served-verifier", "the scorer's `picker.conformance` does it"),
 ];
 
 /// The plugin of a type.
@@ -312,12 +344,4 @@ pub(super) fn types() -> impl Iterator<Item = (&'static str, &'static str)> {
         _ => (plugin.kind, "runs"),
     });
     carried.chain(NOT_CARRIED.iter().map(|(kind, _)| (*kind, "not carried")))
-}
-
-fn lora(parameters: Value) -> Result<Scored, Invalid> {
-    score::<LoraAffinity>(parameters)
-}
-
-fn lora_parameters(parameters: Value) -> Result<Value, Invalid> {
-    checked::<LoraAffinity>(parameters)
 }

@@ -74,6 +74,74 @@ fn what_is_not_known_is_neither_idle_nor_full() {
     assert!(shares_of(&mut policy, &some, 200)[1] > 50, "unknown is not out");
 }
 
+/// Whom one filter leaves, of candidates in this state.
+fn kept(policy: &mut Policy, demand: &Demand, candidates: &[Candidate]) -> Vec<usize> {
+    let round = Round { demand, blocks: &[], candidates, now: Instant::default() };
+    let mut kept = policy.choose(&round, candidates.len(), &mut Random::new(1)).to_vec();
+    kept.sort_unstable();
+    kept
+}
+
+fn filter(kind: &str, parameters: Value, count: usize) -> Policy {
+    described(of(&[(kind, parameters, 1.0)]), json!({}), count)
+}
+
+#[test]
+fn who_has_too_many_in_flight_is_out() {
+    let all = [busy(0, 1, 0, 0), busy(1, 2, 0, 0), busy(2, 3, 0, 0)];
+    let mut two = filter("active-request-filter", json!({"maxRequests": 2}), 3);
+    assert_eq!(kept(&mut two, &DEMAND, &all), [0, 1]);
+    assert!(kept(&mut two, &DEMAND, &all[2..]).is_empty());
+    let back = json!({"maxRequests": 2, "fallbackOnEmpty": true});
+    assert_eq!(kept(&mut filter("active-request-filter", back, 3), &DEMAND, &all[2..]), [0]);
+}
+
+#[test]
+fn an_adapter_stays_at_its_homes_until_all_of_them_are_full() {
+    use crate::policy::Adapter::{Absent, Resident, Room};
+    let demand = Demand { adapter: Some(7), ..DEMAND };
+    let with = |adapter, candidate: Candidate| Candidate { adapter, ..candidate };
+    let full = |place| engine(place, 9, 0, 0.1);
+    let all = [
+        with(Resident, engine(0, 9, 0, 0.9)),
+        with(Resident, engine(1, 8, 0, 0.8)),
+        with(Room, engine(2, 0, 0, 0.0)),
+        with(Absent, engine(3, 0, 0, 0.0)),
+    ];
+    let mut policy = filter("lora-residency-filter", json!({}), 4);
+    assert_eq!(kept(&mut policy, &DEMAND, &all), [0, 1, 2, 3], "no adapter, no homes");
+    assert_eq!(kept(&mut policy, &demand, &all), [0, 1], "at both thresholds is not above them");
+    let crowded = [all[0], with(Resident, full(1)), all[2], all[3]];
+    assert_eq!(kept(&mut policy, &demand, &crowded), [2], "a new copy, where it can be");
+    let mut bounded = filter("lora-residency-filter", json!({"maxReplicas": 2}), 4);
+    assert_eq!(kept(&mut bounded, &demand, &crowded), [0, 1]);
+    let off = json!({"queueThreshold": 0, "kvCacheThreshold": 0});
+    assert_eq!(kept(&mut filter("lora-residency-filter", off, 4), &demand, &crowded), [0, 1]);
+    let fleet = [all[0], with(Resident, full(1)), with(Room, full(2)), all[3]];
+    assert_eq!(kept(&mut policy, &demand, &fleet), [0, 1], "nobody has room");
+    let cold = [with(Room, at(0)), with(Room, at(1))];
+    assert_eq!(kept(&mut policy, &demand, &cold), [0, 1], "no home yet");
+    policy.learn(&News::Booked { place: 1, demand, uncached_tokens: 0 }, Instant::default());
+    assert_eq!(kept(&mut policy, &demand, &cold), [1], "what was sent there is a home");
+}
+
+#[test]
+fn who_does_not_list_the_adapter_is_out() {
+    use crate::policy::Adapter::{Absent, Resident, Room, Unknown};
+    let demand = Demand { adapter: Some(7), ..DEMAND };
+    let keeps = |parameters: Value, adapters: &[crate::policy::Adapter]| {
+        let with =
+            |(place, adapter): (usize, &crate::policy::Adapter)| Candidate { adapter: *adapter, ..at(place) };
+        let all: Vec<Candidate> = adapters.iter().enumerate().map(with).collect();
+        kept(&mut filter("served-model-filter", parameters, all.len()), &demand, &all)
+    };
+    let none = || json!({});
+    assert_eq!(keeps(none(), &[Resident, Room, Absent, Unknown]), [0, 1], "one lists it");
+    assert_eq!(keeps(none(), &[Absent, Unknown]), [1], "nobody is known to");
+    assert_eq!(keeps(json!({"onMissing": "Fail"}), &[Absent, Unknown]), [0; 0]);
+    assert_eq!(keeps(json!({"onMissing": "Fail", "fallbackOnEmpty": true}), &[Absent, Unknown]), [0, 1]);
+}
+
 #[test]
 fn one_waiting_request_need_not_be_a_full_swing() {
     let engines = [engine(0, 0, 0, 0.0), engine(1, 1, 0, 0.0)];
@@ -354,6 +422,11 @@ fn prefill_is_split_off_by_uncached_length_by_load_or_always() {
     assert_eq!(split(load(), cold, false, "decode-only"), Prefill::At(1), "either is enough");
     assert_eq!(split(load(), warm, false, "decode-only"), Prefill::There);
     let always = || ("always-disagg-pd-decider", json!({}));
+    let mut first = described(disagg(json!({"stageOrder": "prefill-first"}), uncached(0)), roles.clone(), 3);
+    let all = [busy(0, 5, 0, 0), busy(1, 1, 0, 0), warm];
+    let round = Round { demand: &DEMAND, blocks: &[], candidates: &all, now: Instant::default() };
+    assert_eq!(first.choose(&round, 1, &mut Random::new(1)), [2]);
+    assert_eq!(first.prefill(&round, &warm, &mut Random::new(1)), Prefill::At(1), "nobody decides");
     assert_eq!(split(always(), warm, false, "decode-only"), Prefill::At(1));
     assert_eq!(split(always(), warm, true, "decode-only"), Prefill::There, "nobody prefills");
     assert_eq!(split(always(), warm, true, "refuse"), Prefill::Nowhere);
@@ -425,6 +498,43 @@ fn mistakes_are_named_with_their_place() {
         (
             with(json!([{"type": "prefix-cache-scorer", "parameters": {"matchLengthWeight": 2}}]), json!([])),
             "plugins[0].parameters.matchLengthWeight: 2 is not from 0 to 1",
+        ),
+        (
+            with(
+                json!([{"type": "utilization-filter", "parameters": {"conditions": [{"metric": "kv-cache-utilization", "maxValue": 90}]}}]),
+                json!([]),
+            ),
+            "plugins[0].parameters.conditions[0]: 90 is not from 0 to 1",
+        ),
+        (
+            with(
+                json!([{"type": "utilization-detector", "parameters": {"kvCacheUtilThreshold": 80}}]),
+                json!([]),
+            ),
+            "plugins[0].parameters.kvCacheUtilThreshold: 80 is not from 0 to 1",
+        ),
+        (
+            with(json!([{"type": "utilization-detector", "parameters": {"headroom": 20}}]), json!([])),
+            "plugins[0].parameters.headroom: 20 is not from 0 to 5",
+        ),
+        (
+            with(json!([{"type": "active-request-filter"}]), json!([])),
+            "plugins[0].parameters: missing field `maxRequests`",
+        ),
+        (
+            with(
+                json!([{"type": "context-length-aware", "parameters": {"reusableTokensProducerName": "x"}}]),
+                json!([]),
+            ),
+            "plugins[0].parameters.reusableTokensProducerName: not carried: caches are not moved",
+        ),
+        (
+            disagg(json!({"profiles": {"fallback": "x"}}), ("always-disagg-pd-decider", json!({}))),
+            "plugins[5].parameters.profiles.fallback: not carried: give endpoints that do both",
+        ),
+        (
+            disagg(json!({"deciders": {"encode": "x"}}), ("always-disagg-pd-decider", json!({}))),
+            "plugins[5].parameters.deciders.encode: not carried: encode is not split off",
         ),
         (
             with(json!([{"type": "metrics-data-source", "parameters": {"x": 2}}]), json!([])),

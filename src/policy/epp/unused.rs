@@ -30,7 +30,7 @@ pub(super) fn notes(
             Make::Decider(_) if decider != Some(name.as_str()) => {
                 notes.push(Invalid::new(format!("{at}.type"), "not used: no profile handler names it"));
             }
-            Make::Handler if plugin.kind != SINGLE && decider.is_none() => {
+            Make::Handler if plugin.kind != SINGLE && runs.len() < 2 => {
                 let why =
                     "without deciders.prefill no prefill is split off: the endpoint for decode does it all";
                 notes.push(Invalid::new(format!("{at}.parameters"), why));

@@ -1,18 +1,20 @@
-//! `utilization-filter` and `utilization-detector`: without those that are too full.
+//! `utilization-filter`, `active-request-filter` and `utilization-detector`: without those that are too full.
 //!
 //! ```text
 //! filter     out, if any condition's metric is above its maxValue
+//! active     out, if more than maxRequests are in flight: the pool's own leases, booked with the choice
 //! detector   out, if waiting > queueDepthThreshold * (1 + headroom) or KV usage > kvCacheUtilThreshold * (1 + headroom)
 //! ```
 //!
 //! What an engine does not say leaves nobody out: in llm-d a scrape 200 ms old makes an endpoint full, and a slow
-//! scrape has blocked whole pools. If everybody would be out the detector keeps all; the filter does, with
-//! `fallbackOnEmpty`.
+//! scrape has blocked whole pools. If everybody would be out the detector keeps all; the filters do, with
+//! `fallbackOnEmpty`. (`attributes.ADDRESS.max_in_flight` bounds requests in flight whatever the policy, and is answered 429.)
 
-use crate::policy::number::{Amount, Ratio};
+use crate::policy::number::{Amount, Excess, Ratio};
 use crate::policy::{Candidate, Keep, Round};
 use crate::random::Random;
 use serde::{Deserialize, Serialize};
+use std::num::NonZeroU32;
 
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
@@ -23,30 +25,23 @@ pub(super) struct Filter {
 }
 
 #[derive(Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct Condition {
-    metric: Metric,
-    max_value: Amount,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
-#[serde(rename_all = "kebab-case")]
-enum Metric {
-    RunningRequests,
-    WaitingQueue,
-    KvCacheUtilization,
-    ActiveRequests,
+#[serde(deny_unknown_fields, tag = "metric", rename_all = "kebab-case", rename_all_fields = "camelCase")]
+enum Condition {
+    RunningRequests { max_value: Amount },
+    WaitingQueue { max_value: Amount },
+    KvCacheUtilization { max_value: Ratio },
+    ActiveRequests { max_value: Amount },
 }
 
 impl Condition {
     fn holds(&self, candidate: &Candidate) -> bool {
-        let value = match self.metric {
-            Metric::RunningRequests => candidate.running(),
-            Metric::WaitingQueue => candidate.waiting(),
-            Metric::KvCacheUtilization => candidate.kv_usage(),
-            Metric::ActiveRequests => Some(f64::from(candidate.in_flight)),
+        let (value, most) = match self {
+            Self::RunningRequests { max_value } => (candidate.running(), max_value.get()),
+            Self::WaitingQueue { max_value } => (candidate.waiting(), max_value.get()),
+            Self::KvCacheUtilization { max_value } => (candidate.kv_usage(), max_value.get()),
+            Self::ActiveRequests { max_value } => (Some(f64::from(candidate.in_flight)), max_value.get()),
         };
-        value.is_none_or(|value| value <= self.max_value.get())
+        value.is_none_or(|value| value <= most)
     }
 }
 
@@ -59,11 +54,26 @@ impl Keep for Filter {
 }
 
 #[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct Active {
+    max_requests: NonZeroU32,
+    #[serde(default)]
+    fallback_on_empty: bool,
+}
+
+impl Keep for Active {
+    fn keep(&mut self, round: &Round<'_>, keep: &mut [bool], _: &mut Random) {
+        let most = self.max_requests.get();
+        leave_out(round, keep, self.fallback_on_empty, |candidate| candidate.in_flight <= most);
+    }
+}
+
+#[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub(super) struct Detector {
     queue_depth_threshold: Amount,
     kv_cache_util_threshold: Ratio,
-    headroom: Amount,
+    headroom: Excess,
     /// Accepted as llm-d has it; `choose.stale_ms` says when a scrape is forgotten.
     metrics_staleness_threshold: Option<String>,
 }
@@ -73,7 +83,7 @@ impl Default for Detector {
         Self {
             queue_depth_threshold: Amount::of(5.0),
             kv_cache_util_threshold: Ratio::of(0.8),
-            headroom: Amount::of(0.0),
+            headroom: Excess::of(0.0),
             metrics_staleness_threshold: None,
         }
     }
@@ -90,7 +100,13 @@ impl Keep for Detector {
     }
 }
 
-fn leave_out(round: &Round<'_>, keep: &mut [bool], fall_back: bool, holds: impl Fn(&Candidate) -> bool) {
+/// Keeps those for which `holds` is true; or all if it is for none, with `fall_back`.
+pub(super) fn leave_out(
+    round: &Round<'_>,
+    keep: &mut [bool],
+    fall_back: bool,
+    holds: impl Fn(&Candidate) -> bool,
+) {
     if fall_back && !round.candidates.iter().any(&holds) {
         return;
     }

@@ -205,6 +205,24 @@ fn bounds_follow_each_dialect() {
 }
 
 #[test]
+fn what_the_engine_must_write_is_read_over_all_answers() {
+    let least = |dialect, more: &str| {
+        let body = format!(r#"{{"model":"m"{more}}}"#);
+        read_as(dialect, &body).unwrap().facts.min_output_tokens
+    };
+    assert_eq!(least(Dialect::Chat, ""), 0);
+    assert_eq!(least(Dialect::Chat, r#","min_tokens":300,"n":3"#), 900);
+    assert_eq!(least(Dialect::Completions, r#","prompt":["a","b"],"min_tokens":4"#), 8);
+    assert_eq!(least(Dialect::Tokens, r#","token_ids":[1],"sampling_params":{"min_tokens":5}"#), 5);
+    let batch = r#","text":["a","b"],"sampling_params":[{"min_new_tokens":3},{"min_new_tokens":5}]"#;
+    assert_eq!(least(Dialect::Generate, batch), 10);
+    for odd in ["-1", "\"x\"", "null", "[]"] {
+        assert_eq!(least(Dialect::Chat, &format!(r#","min_tokens":{odd}"#)), 0, "{odd}");
+    }
+    assert_eq!(least(Dialect::Chat, r#","min_tokens":99999999999,"n":99999999999"#), u32::MAX);
+}
+
+#[test]
 fn answers_are_counted_where_the_dialect_has_several() {
     let choices = |dialect, more: &str| {
         let body = format!(r#"{{"model":"m"{more}}}"#);

@@ -97,6 +97,22 @@ fn what_is_charged_follows_how_the_answer_ended() {
 }
 
 #[test]
+fn an_hour_of_the_calendar_ends_when_the_wall_clock_says_so() {
+    let config =
+        CONFIG.replace(r#""tokens":1000,"per_s":60"#, r#""tokens":100,"per":"hour","zone":"+00:30""#);
+    let mut worker = Worker::<Limit>::new(&config);
+    assert!(!send(&mut worker, &KEY).held());
+    worker.world().pass(Duration::from_secs(7));
+    let denied = send(&mut worker, &KEY);
+    let left = 3_600 - (denied.see().wall().as_secs() + 1_800) % 3_600;
+    assert_eq!(denied.see().answer().unwrap().header("retry-after"), Some(left.to_string().as_str()));
+    worker.world().pass(Duration::from_secs(left - 1));
+    assert!(send(&mut worker, &KEY).held());
+    worker.world().pass(Duration::from_secs(1));
+    assert!(!send(&mut worker, &KEY).held());
+}
+
+#[test]
 fn a_client_that_leaves_before_an_answer_is_charged_nothing() {
     let mut worker = Worker::<Limit>::new(CONFIG);
     let exchange = send(&mut worker, &KEY);
@@ -115,8 +131,7 @@ fn an_answer_nobody_read_costs_what_was_reserved() {
     assert_eq!(metric(worker.world(), "charged_tokens_total"), 100);
     let mut gzip = worker.request(&KEY, &[(wire::FACTS, FACTS)], true);
     worker.response(&mut gzip, "10.0.0.1:1", &SSE);
-    gzip.see().set_property("response.headers.content-encoding", b"gzip");
-    gzip.see().set_property(wire::USAGE, b"status=missing");
+    gzip.see().set_property(wire::USAGE, b"status=missing unread=1");
     worker.finish(gzip);
     assert_eq!(metric(worker.world(), "charged_tokens_total"), 200);
 }
