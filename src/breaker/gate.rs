@@ -20,6 +20,8 @@ use std::time::Duration;
 pub enum Gate {
     /// The endpoints that were listed.
     Open,
+    /// The endpoints that were listed have just come back, and this request is not of their share: they are for want of others.
+    Ramp,
     /// First the endpoint at this place, as a probe; then those listed.
     Probe(usize),
     /// All are out: those listed are the least bad, and each request gets one attempt.
@@ -70,9 +72,9 @@ impl Breaker {
         if let Some(place) = probe {
             return Gate::Probe(place);
         }
-        if open.is_empty() {
-            // Half an endpoint is better than none.
+        if open.is_empty() && !back.is_empty() {
             open.append(&mut back);
+            return Gate::Ramp;
         }
         match open.is_empty() {
             false => Gate::Open,

@@ -53,7 +53,7 @@ impl Pool {
         self.in_tokens = ask.prompt.is_some();
         let Way { gate, mut levels, mut reason } = self.way(&ask.demand, among, now);
         let attempts = match gate {
-            Gate::Open | Gate::Probe(_) => self.attempts,
+            Gate::Open | Gate::Ramp | Gate::Probe(_) => self.attempts,
             Gate::LeastBad => 1,
             Gate::Shut(_) => return None,
         };

@@ -42,11 +42,13 @@ pub enum Spilled {
     TooLong,
     /// The policy wants none of them for it.
     Unfit,
+    /// They have just come back, and their share of the requests grows.
+    Ramp,
 }
 
 impl Spilled {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Busy, Self::Out, Self::Full, Self::TooLong, Self::Unfit];
+    pub const ALL: [Self; 6] = [Self::Busy, Self::Out, Self::Full, Self::TooLong, Self::Unfit, Self::Ramp];
 
     /// As written in headers and logs.
     pub fn name(self) -> &'static str {
@@ -56,6 +58,7 @@ impl Spilled {
             Self::Full => "full",
             Self::TooLong => "too_long",
             Self::Unfit => "unfit",
+            Self::Ramp => "ramp",
         }
     }
 }
@@ -91,6 +94,8 @@ impl Pool {
     /// Where a request may go at the moment.
     pub(super) fn way(&mut self, demand: &Demand, among: Among<'_>, now: Instant) -> Way {
         let mut way = Way { gate: Gate::Open, levels: Vec::new(), reason: None };
+        // Where nobody else can serve, half an endpoint is better than none.
+        let mut ramping = Vec::new();
         for at in 0..self.groups.len() {
             let Some(&priority) = self.groups.get(at) else { break };
             let is_member =
@@ -102,7 +107,8 @@ impl Pool {
             let (gate, places, unable) = self.group(Some(priority), demand, among, now);
             let reason = match gate {
                 // A probe in a group behind one that serves can wait until that does not.
-                Gate::Open | Gate::Probe(_) if !way.levels.is_empty() => None,
+                Gate::Open | Gate::Ramp | Gate::Probe(_) if !way.levels.is_empty() => None,
+                Gate::Ramp => Some(Spilled::Ramp),
                 Gate::Open if places.is_empty() => Some(unable.unwrap_or(Spilled::Out)),
                 Gate::Open | Gate::Probe(_) => {
                     way.gate = gate;
@@ -117,6 +123,7 @@ impl Pool {
             }
             match reason {
                 None => way.levels.push(Level { priority, places }),
+                Some(Spilled::Ramp) => ramping.push(Level { priority, places }),
                 // Nothing further to look at: this is how the whole pool stands.
                 Some(_) if self.groups.len() == 1 => {
                     return self.last(gate, priority, places, unable, (demand, among), now);
@@ -124,6 +131,12 @@ impl Pool {
                 Some(_) => {}
             }
         }
+        if way.levels.is_empty()
+            && ramping.first().is_some_and(|level| self.groups.first() == Some(&level.priority))
+        {
+            way.reason = None;
+        }
+        way.levels.append(&mut ramping);
         if !way.levels.is_empty() {
             return way;
         }
@@ -285,6 +298,57 @@ mod tests {
     }
 
     #[test]
+    fn while_the_only_endpoint_of_a_group_ramps_up_the_next_group_serves_the_rest() {
+        let (mut pool, all) = pool(&[0, 1], |_, _| {});
+        for id in 0..2 {
+            pool.attempted(id, &all[0], &Outcome::failed(Reason::Connect), NOW);
+        }
+        let back = NOW + Duration::from_secs(5);
+        let probe = pool.reserve(9, &ask(9), back).unwrap();
+        assert!(probe.probe && probe.order[0] == all[0]);
+        pool.attempted(9, &all[0], &Outcome::of_status(200, None), back);
+        pool.end(9);
+        let mut first = |millis: u64, id: u64| {
+            let mut first = 0;
+            for id in id..id + 1_000 {
+                let choice = pool.reserve(id, &ask(9), back + Duration::from_millis(millis)).unwrap();
+                assert_eq!(choice.order.len(), 2, "the other is there for a retry");
+                match choice.order[0] == all[0] {
+                    true => first += usize::from(choice.spill.is_none()),
+                    false => assert_eq!(spilled(&choice), Some((1, Spilled::Ramp))),
+                }
+                pool.end(id);
+            }
+            first
+        };
+        assert!((50..200).contains(&first(0, 1_000)), "a tenth");
+        assert!((400..600).contains(&first(5_000, 10_000)), "half");
+        assert_eq!(first(10_000, 20_000), 1_000);
+    }
+
+    #[test]
+    fn where_nobody_else_can_serve_an_endpoint_that_has_come_back_serves_all() {
+        for priorities in [&[0][..], &[0, 1]] {
+            let (mut pool, all) = pool(priorities, |_, _| {});
+            for (id, address) in all.iter().enumerate().flat_map(|one| [one, one]).enumerate() {
+                pool.attempted(id as u64, address.1, &Outcome::failed(Reason::Connect), NOW);
+            }
+            let back = NOW + Duration::from_secs(5);
+            let probe = pool.reserve(9, &ask(9), back).unwrap();
+            assert!(probe.probe && probe.order[0] == all[0]);
+            pool.attempted(9, &all[0], &Outcome::of_status(200, None), back);
+            pool.end(9);
+            if let Some(other) = all.get(1) {
+                pool.attempted(8, other, &Outcome::of_status(429, Some(Duration::from_secs(60))), back);
+            }
+            for id in 100..200 {
+                let choice = pool.reserve(id, &ask(9), back).unwrap();
+                assert_eq!((choice.order.as_slice(), choice.spill), (&all[..1], None));
+            }
+        }
+    }
+
+    #[test]
     fn a_group_that_asked_to_be_left_alone_is_passed_over_until_then() {
         let (mut pool, all) = pool(&[0, 0, 1], |_, _| {});
         let busy = Outcome::of_status(429, Some(Duration::from_secs(20)));
@@ -316,7 +380,8 @@ mod tests {
         assert_eq!((probe.probe, probe.spill, &probe.order), (true, None, &all));
         assert_eq!(spilled(&pool.reserve(4, &ask(9), later).unwrap()), Some((1, Spilled::Out)));
         pool.attempted(3, &all[0], &Outcome::of_status(200, None), later);
-        assert_eq!(pool.reserve(5, &ask(9), later).unwrap().spill, None);
+        let ramped = later + Duration::from_secs(10);
+        assert_eq!(pool.reserve(5, &ask(9), ramped).unwrap().spill, None);
     }
 
     #[test]
@@ -368,12 +433,13 @@ mod tests {
         let (mut now, mut open, mut spills) = (NOW, Vec::new(), 0);
         for id in 0..20_000_u64 {
             now = now + Duration::from_millis(random.below(300) as u64);
+            // One that ramps up has a share only.
             let free = |pool: &Pool, priority: u32| {
                 let loads = pool.loads();
                 let mut standings = pool.standings(now);
                 standings.any(|(address, standing, _)| {
                     let place = all.iter().position(|own| own == address).unwrap();
-                    let serves = matches!(standing, Standing::Closed | Standing::Ramp);
+                    let serves = standing == Standing::Closed;
                     let room = (loads[place].in_flight as usize) < 3 + place;
                     pool.priority(address) == Some(priority) && serves && room
                 })

@@ -371,7 +371,7 @@ async fn start_envoy(file: &Path, admin: &str, workers: usize, levels: [&str; 2]
     let said = || std::fs::read_to_string(&log).unwrap_or_default();
     let ready =
         async || get(admin, "/ready").await.is_ok_and(|body| body.starts_with("LIVE")) || !envoy.runs();
-    wait_until("Envoy is ready", Duration::from_secs(30), ready)
+    wait_until("Envoy is ready", Duration::from_secs(120), ready)
         .await
         .with_context(|| format!("its log: {}", said()))?;
     ensure!(envoy.runs(), "Envoy ended: {}", said());
