@@ -4,7 +4,8 @@
 use futures_util::future::join_all;
 use reqwest::{Response, StatusCode};
 use rig::{
-    Edit, Gateway, MODELS, Redis, Relay, Setup, Way, chat, fields, lead_cluster, request_id, wait_until,
+    Edit, Gateway, MODELS, Redis, Relay, Scorer, Setup, Way, chat, fields, lead_cluster, request_id,
+    wait_until,
 };
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -271,6 +272,66 @@ async fn scorers_share_a_store_which_forgets_idle_keys_and_knows_no_credential()
     let (admitted, _) = burst(&gateways, KEY, 40).await;
     let windows = 1 + start.elapsed().as_secs() as usize / 3;
     assert!((1..=10 * windows).contains(&admitted), "{admitted} in {windows} windows");
+}
+
+/// What a scorer answers to a proxy that wants 100 of 1,000 of each of these keys.
+async fn claim(scorer: &Scorer, keys: std::ops::Range<u64>) -> Option<Value> {
+    let part = json!({"limit": 1000, "window_ms": 60_000, "keep": 0, "used": 0, "reset_ms": 0, "want": 100});
+    let claim = |key: u64| json!({"rule": 1, "key": key, "turn": 1, "parts": [part]});
+    let claims = json!({"proxy": 9, "lease_ms": 500, "keys": keys.map(claim).collect::<Vec<_>>()});
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let answer = client.post(format!("{}/v1/allowances", scorer.url)).json(&claims).send().await.unwrap();
+    match answer.status() {
+        StatusCode::OK => Some(answer.json().await.unwrap()),
+        _ => None,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_wrong_in_the_store_is_nothing_to_other_keys_and_heals_within_a_lease() {
+    const MARK: &str = "weir:limit:1:since";
+    let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let redis = Redis::start(dirs[0].path()).await.unwrap();
+    let store = json!({"url": redis.url, "timeout_ms": 100, "retry_ms": 50, "failure_mode": "closed"});
+    let edit: Edit = Box::new(move |scorer| scorer["store"] = store.clone());
+    let nobody = [vec!["127.0.1.1:9".to_owned()], vec!["127.0.2.1:9".to_owned()]];
+    let scorer =
+        Scorer::start(dirs[1].path(), "envoy/scorer.yaml", &nobody, Some(&edit), "info").await.unwrap();
+    let mut key = 1_000;
+    let mut granted = async |what: &str| {
+        let granted = async || {
+            key += 1;
+            let granted = claim(&scorer, key..key + 1).await;
+            granted.is_some_and(|granted| granted["keys"][0]["parts"][0]["amount"] == 100)
+        };
+        wait_until(what, SOON, granted).await.unwrap();
+    };
+    granted("it has settled").await;
+    for odd in ["abc", "99999999999999999999999", "18446744073709551615"] {
+        redis.ask(&["SET", MARK, odd]).unwrap();
+        granted(odd).await;
+    }
+    redis.ask(&["DEL", MARK]).unwrap();
+    redis.ask(&["HSET", MARK, "a", "b"]).unwrap();
+    granted("a mark of another kind").await;
+    redis.ask(&["HSET", "weir:limit:1:{0000000000000001.0000000000000002}", "a", "b"]).unwrap();
+    redis
+        .ask(&[
+            "EVAL",
+            "redis.call('SET', KEYS[1], '\\255')",
+            "1",
+            "weir:limit:1:{0000000000000001.0000000000000003}",
+        ])
+        .unwrap();
+    let all = async || {
+        let granted = claim(&scorer, 1..5).await;
+        granted.is_some_and(|granted| (0..4).all(|at| granted["keys"][at]["parts"][0]["amount"] == 100))
+    };
+    wait_until("all keys are granted, broken or not", SOON, all).await.unwrap();
+    // Far more than fit into one call's time.
+    let many =
+        async || claim(&scorer, 10_000..18_000).await.is_some_and(|all| all["keys"][7_999]["turn"] == 1);
+    wait_until("many keys are granted", SOON, many).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

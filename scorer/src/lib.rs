@@ -36,5 +36,6 @@ pub mod load;
 pub mod otel;
 pub mod picker;
 pub mod scorer;
+mod seldom;
 pub mod tokens;
 pub mod traffic;

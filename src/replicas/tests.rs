@@ -158,6 +158,22 @@ fn lost_messages_heal_when_all_leases_are_named() {
 }
 
 #[test]
+fn an_empty_list_in_anothers_name_takes_nothing_for_longer_than_until_the_true_one() {
+    let (mut a, mut b) = (One::new(1, 4, 1), One::new(2, 4, 2));
+    for lease in 1..=50 {
+        let booked = a.reserve(lease, &ask(&[]));
+        b.hear(&a.news(booked));
+    }
+    let forged = One::new(1, 4, 1).whole();
+    a.hear(&forged);
+    b.hear(&forged);
+    assert_eq!(a.leases(), 50, "its own it knows better");
+    let told = b.hear(&a.whole()).tell;
+    assert!(told.is_empty(), "nobody has said that they ended: {told:?}");
+    assert_eq!((a.leases(), b.leases()), (50, 50));
+}
+
+#[test]
 fn the_leases_of_one_that_died_end_by_a_report_or_with_their_time() {
     let (mut a, mut b) = (One::new(1, 4, 1), One::new(2, 4, 2));
     for lease in [1, 2] {

@@ -69,7 +69,7 @@ pub fn run(file: &Path, listen: Option<SocketAddr>) -> anyhow::Result<()> {
     let config = Config::read(&text).with_context(|| file.display().to_string())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let threads = config.picker.as_ref().map(picker_threads).transpose()?;
-    runtime.block_on(async {
+    let ended = runtime.block_on(async {
         let address = listen.unwrap_or(config.listen);
         let listener =
             TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
@@ -117,7 +117,10 @@ pub fn run(file: &Path, listen: Option<SocketAddr>) -> anyhow::Result<()> {
         }
         log::info!("stopped");
         Ok(())
-    })
+    });
+    // A file that is being read may never end.
+    runtime.shutdown_background();
+    ended
 }
 
 fn picker_threads(config: &picker::Config) -> std::io::Result<Runtime> {
