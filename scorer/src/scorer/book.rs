@@ -239,7 +239,8 @@ impl Scorer {
     /// Events of pools and leases that are not known here are let go: they are from before a restart.
     fn note(&self, pools: &mut Pools, events: &[Event], now: Instant) {
         for event in events {
-            let (Event::FirstToken { pool, .. }
+            let (Event::Booked { pool, .. }
+            | Event::FirstToken { pool, .. }
             | Event::Attempted { pool, .. }
             | Event::Went { pool, .. }
             | Event::End { pool, .. }) = event;
