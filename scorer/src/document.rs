@@ -64,10 +64,9 @@ fn finite(yaml: &serde_yaml_ng::Value, at: &str) -> Result<(), Invalid> {
         Value::Sequence(all) => {
             all.iter().enumerate().try_for_each(|(nth, value)| finite(value, &format!("{at}[{nth}]")))
         }
-        Value::Mapping(map) => map.iter().try_for_each(|(key, value)| {
-            let key = key.as_str().map_or_else(|| format!("{key:?}"), str::to_owned);
-            finite(value, &Invalid::new(key, "").within(at).at)
-        }),
+        Value::Mapping(map) => {
+            map.iter().try_for_each(|(key, value)| finite(value, &join(at, key.as_str().unwrap_or_default())))
+        }
         Value::Tagged(tagged) => finite(&tagged.value, at),
         _ => Ok(()),
     }
@@ -133,6 +132,16 @@ fn bounded(file: &Path) -> std::io::Result<Vec<u8>> {
         return refused(format!("it is larger than {MOST_BYTES} bytes"));
     }
     Ok(bytes)
+}
+
+/// The path of `key` in the object at `at`.
+pub(crate) fn join(at: &str, key: &str) -> String {
+    let is_plain = key.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'@'));
+    match (is_plain, at.is_empty()) {
+        (true, true) => key.to_owned(),
+        (true, false) => format!("{at}.{key}"),
+        (false, _) => format!("{at}[{key:?}]"),
+    }
 }
 
 #[cfg(test)]
