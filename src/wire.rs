@@ -214,6 +214,17 @@ impl From<Closed> for Shut {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields, tag = "event", rename_all = "snake_case")]
 pub enum Event {
+    /// It was booked by the proxy, since no scorer answered in time. Of its prompt no more is told than its size.
+    Booked {
+        /// The pool, by its name.
+        pool: String,
+        /// The lease's name.
+        lease: u64,
+        /// The endpoint.
+        endpoint: String,
+        /// What the request brings.
+        demand: Demand,
+    },
     /// Its first token came.
     FirstToken {
         /// The pool, by its name.
@@ -495,6 +506,10 @@ impl Event {
     /// The same among those who keep the same pools, if it concerns them; its pool is at this place.
     pub fn message(&self, place: u16) -> Option<Message> {
         Some(match self.clone() {
+            Self::Booked { lease, endpoint, demand, .. } => {
+                let ask = Ask { blocks: &[], demand, prompt: None };
+                Message::booked(place, lease, &endpoint, &ask, false)
+            }
             Self::FirstToken { lease, served, .. } => Message::FirstToken { pool: place, lease, served },
             Self::Attempted { lease, endpoint, outcome, .. } => {
                 Message::Attempted { pool: place, lease, endpoint, outcome }
@@ -615,6 +630,9 @@ pub fn write_usage(report: &Report, ttft_ms: Option<f64>, tpot_ms: Option<f64>) 
     if report.status != Status::Complete && report.deltas > 0 {
         let _ = write!(line, " deltas={}", report.deltas);
     }
+    if report.unread {
+        line += " unread=1";
+    }
     for (name, ms) in [("ttft_ms", ttft_ms), ("tpot_ms", tpot_ms)] {
         if let Some(ms) = ms {
             let _ = write!(line, " {name}={ms:.3}");
@@ -639,7 +657,8 @@ pub fn read_times(line: &str) -> (Option<f64>, Option<f64>) {
 
 /// Usage from filter state; the times are left out.
 pub fn read_usage(line: &str) -> Option<Report> {
-    let mut report = Report { usage: None, status: Status::Missing, finish: None, error: None, deltas: 0 };
+    let mut report =
+        Report { usage: None, status: Status::Missing, finish: None, error: None, deltas: 0, unread: false };
     let mut usage = Usage::default();
     for field in line.split(' ') {
         match field.split_once('=')? {
@@ -649,6 +668,7 @@ pub fn read_usage(line: &str) -> Option<Report> {
             ("output", n) => usage.output = n.parse().ok()?,
             ("reasoning", n) => usage.reasoning = n.parse().ok()?,
             ("deltas", n) => report.deltas = n.parse().ok()?,
+            ("unread", "1") => report.unread = true,
             ("finish", word) => report.finish = Some(word.to_owned()),
             ("error", word) => report.error = Some(word.to_owned()),
             _ => {}
@@ -675,8 +695,8 @@ mod tests {
             (None, Status::Missing, 7),
             (None, Status::Missing, 0),
         ] {
-            let report =
-                Report { usage, status, finish: Some("stop".into()), error: Some("e".into()), deltas };
+            let (finish, error) = (Some("stop".into()), Some("e".into()));
+            let report = Report { usage, status, finish, error, deltas, unread: usage.is_none() };
             let line = write_usage(&report, Some(1.0), None);
             assert_eq!(read_times(&line), (Some(1.0), None));
             assert_eq!(read_usage(&line), Some(report));
@@ -787,6 +807,7 @@ mod tests {
             finish: Some("stop input=9\n".into()),
             error: None,
             deltas: 4,
+            unread: false,
         };
         assert_eq!(
             write_usage(&report, Some(1.5), None),

@@ -4,7 +4,7 @@
 use reqwest::header::{HeaderMap, HeaderName};
 use rig::{Gateway, MODELS, Setup, chat, filter_config, find_all};
 use serde_json::{Value, json};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -137,6 +137,8 @@ async fn a_client_cannot_steer_a_gateway_with_a_scorer_be_it_up_hung_or_gone() {
 struct Liar {
     port: u16,
     answer: Arc<Mutex<Vec<u8>>>,
+    /// It closes the connection behind its answer.
+    closes: Arc<AtomicBool>,
     asked: Arc<AtomicUsize>,
 }
 
@@ -145,18 +147,20 @@ impl Liar {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let (answer, asked) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicUsize::new(0)));
-        let (lie, count) = (answer.clone(), asked.clone());
+        let closes = Arc::new(AtomicBool::new(false));
+        let (lie, close, count) = (answer.clone(), closes.clone(), asked.clone());
         tokio::spawn(async move {
             while let Ok((connection, _)) = listener.accept().await {
-                tokio::spawn(Self::serve(connection, lie.clone(), count.clone()));
+                tokio::spawn(Self::serve(connection, lie.clone(), close.clone(), count.clone()));
             }
         });
-        Self { port, answer, asked }
+        Self { port, answer, closes, asked }
     }
 
     async fn serve(
         connection: TcpStream,
         answer: Arc<Mutex<Vec<u8>>>,
+        closes: Arc<AtomicBool>,
         asked: Arc<AtomicUsize>,
     ) -> std::io::Result<()> {
         let mut connection = BufReader::new(connection);
@@ -176,6 +180,9 @@ impl Liar {
             asked.fetch_add(usize::from(reserve), Ordering::Relaxed);
             let answer = answer.lock().unwrap().clone();
             connection.write_all(&answer).await?;
+            if closes.load(Ordering::Relaxed) {
+                return connection.shutdown().await;
+            }
         }
     }
 
@@ -250,7 +257,21 @@ async fn a_scorer_that_lies_cannot_send_a_request_out_of_its_pool() {
         tokio::time::sleep(Duration::from_millis(10)).await;
         assert_eq!(gateway.chat(&chat(MODELS[0], "hello", 2)).await.unwrap().status(), 200);
     }
-    expect_unsteered(&gateway, &canary, 3 * lies.len() + 3);
+    // Nor is what breaks off: within the head, behind it, and a byte before the end of a good answer.
+    let whole = reserved(json!([small]));
+    let head = format!("HTTP/1.1 200 OK\r\nx-weir-scorer: 1\r\ncontent-length: {}\r\n\r\n", whole.len());
+    let good = [head.as_bytes(), whole.as_bytes()].concat();
+    liar.closes.store(true, Ordering::Relaxed);
+    let lengths = [10, head.len() - 2, head.len(), good.len() - 1];
+    for length in lengths {
+        *liar.answer.lock().unwrap() = good[..length].to_vec();
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let answer = gateway.chat(&chat(MODELS[0], "hello", 2)).await.unwrap();
+        assert_eq!(answer.status(), 200, "{length}");
+        let line = gateway.logged(&rig::request_id(&answer)).await.unwrap();
+        assert_eq!(rig::fields(&line, "pick")["by"], "fallback", "{length}");
+    }
+    expect_unsteered(&gateway, &canary, 3 * lies.len() + 3 + lengths.len());
 }
 
 /// One model is all that a key may use, as `envoy/access.yaml` has it.

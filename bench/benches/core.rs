@@ -16,7 +16,7 @@ use weir::limit::{
     Asked, Claims, Heard, Ledger, Limits, Outcome, Reach, Spend, Store, Verdict, Wait, Waiting,
 };
 use weir::policy::{Demand, Policy};
-use weir::pool::{Ask, Config, Index, Pool};
+use weir::pool::{Answered, Ask, Config, Index, Pool};
 use weir::queue::{Line, Order, Waiter};
 use weir::random::Random;
 use weir::request::{self, Dialect, Facts};
@@ -102,6 +102,9 @@ fn choices(c: &mut Criterion) {
     for policy in Policy::names().chain(["epp"]) {
         for endpoints in [8, 64, 1_000] {
             let (mut pool, prompts) = pool(endpoints, policy);
+            // Who learns of answers is told of them, and so has ten of each endpoint to go by before long.
+            let (learns, answered) =
+                (pool.wants().answers, Answered { output_tokens: Some(100), ..Answered::default() });
             let mut id = 0;
             group.bench_function(
                 BenchmarkId::new(format!("reserve, first token, end: {policy}"), endpoints),
@@ -115,6 +118,9 @@ fn choices(c: &mut Criterion) {
                             let blocks = &prompts[id as usize % prompts.len()];
                             let choice = pool.reserve(id, &Ask { blocks, demand, prompt: None }, NOW);
                             pool.first_token(id, None, NOW);
+                            if learns {
+                                pool.answered(id, &answered, NOW + Duration::from_millis(50));
+                            }
                             pool.end(id);
                             choice
                         },

@@ -115,11 +115,10 @@ impl Circuit {
         match self.state {
             State::Closed => Access::All,
             State::Out { until, .. } if until > now => Access::None,
-            State::Out { .. } => {
-                let free = self.probing < breaker.config.probes.get();
-                let ours = self.declined.is_none_or(|until| until <= now);
-                if free && ours { Access::Probe } else { Access::None }
+            State::Out { .. } if breaker.config.active_probe.is_none() && self.is_due(breaker, now) => {
+                Access::Probe
             }
+            State::Out { .. } => Access::None,
             State::Ramp { since } => {
                 let passed = now.since(since).as_secs_f64() * 1e3 / breaker.config.ramp_ms as f64;
                 // Not below this, or an endpoint of a small pool would wait for its first request.
@@ -132,6 +131,14 @@ impl Circuit {
                 Access::All
             }
         }
+    }
+
+    /// Whether it is to be tried now.
+    pub fn is_due(&self, breaker: &Breaker, now: Instant) -> bool {
+        let free = self.probing < breaker.config.probes.get();
+        let ours = self.declined.is_none_or(|until| until <= now);
+        let cool = matches!(self.state, State::Out { until, .. } if until <= now);
+        cool && free && ours && self.held(now).is_none()
     }
 
     /// When it may be sent something again, if it may not now; a probe that is out may end at any time.

@@ -11,6 +11,7 @@
 //!
 //! Cost: gating looks at a few words per endpoint, noting an outcome at ten numbers per rule.
 
+mod active;
 mod answer;
 mod budget;
 mod circuit;
@@ -21,6 +22,7 @@ mod retry_after;
 mod rule;
 mod window;
 
+pub use active::{ActiveProbe, ProbeRequest, Question};
 pub use answer::Answer;
 pub use budget::{Budget, Config as BudgetConfig};
 pub use circuit::{Circuit, Moved, Probe, Snapshot, Standing};
@@ -53,6 +55,9 @@ pub struct Config {
     pub probes_to_recover: NonZeroU32,
     /// Milliseconds over which its share of the requests grows afterwards; 0: it has all of it at once.
     pub ramp_ms: u64,
+    /// How endpoints that are out are tried; without this, by clients' requests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub active_probe: Option<ActiveProbe>,
     /// What becomes of a request when all endpoints have tripped.
     pub when_all_are_out: AllOut,
     /// How many retries there may be.
@@ -84,6 +89,7 @@ impl Default for Config {
             probes: NonZeroU32::MIN,
             probes_to_recover: NonZeroU32::MIN,
             ramp_ms: 10_000,
+            active_probe: None,
             when_all_are_out: AllOut::default(),
             retry_budget: BudgetConfig::default(),
             hedge: None,
@@ -107,6 +113,9 @@ impl Breaker {
                 return Err(Invalid::new(format!("rules[{nth}].name"), why));
             }
         }
+        if let Some(probe) = &config.active_probe {
+            probe.check().map_err(|invalid| invalid.within("active_probe"))?;
+        }
         let mut config = config.clone();
         if let Some(hedge) = &config.hedge {
             hedge.check().map_err(|invalid| invalid.within("hedge"))?;
@@ -122,6 +131,11 @@ impl Breaker {
     /// Probes that an endpoint gets at a time.
     pub fn most_probes(&self) -> usize {
         self.config.probes.get() as usize
+    }
+
+    /// How endpoints that are out are tried, where no client's request does it.
+    pub fn active_probe(&self) -> Option<&ActiveProbe> {
+        self.config.active_probe.as_ref()
     }
 
     fn rules(&self) -> impl Iterator<Item = &Rule> {

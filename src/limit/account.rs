@@ -170,6 +170,7 @@ impl Account {
                 Unit::Money => need.cost.money,
                 Unit::Requests => need.requests,
             },
+            lines: false,
         });
         let in_flight = rule.max_in_flight.map(|most| View {
             limit: u64::from(most.get()),
@@ -177,15 +178,18 @@ impl Account {
             used: self.slots.taken(waiter),
             reset: reset(rule.lease, self.slots.newest()),
             need: need.requests,
+            lines: rule.queue.is_some(),
         });
         windows.chain(in_flight).collect()
     }
 
-    /// The same for claims: who stands in line needs slots, too.
+    /// The same for claims: who stands in line needs a slot, and who was called uses none yet.
     fn wants(&self, rule: &Rule, need: Need, now: Instant) -> Vec<View> {
         let mut views = self.views(rule, need, None, now);
-        if let Some(in_flight) = views.get_mut(rule.windows.len()) {
-            in_flight.need = in_flight.need.saturating_add(self.slots.waiting());
+        if let Some(view) = views.get_mut(rule.windows.len()) {
+            let called = view.used.saturating_sub(self.slots.in_flight());
+            view.used = self.slots.in_flight();
+            view.need = view.need.saturating_add(called).saturating_add(self.slots.waiting());
         }
         views
     }
@@ -284,12 +288,15 @@ impl Account {
         self.slots.call(slots, now)
     }
 
-    /// Slots that this proxy has. Without an allowance that holds it has all of them: who is called finds out whether
-    /// that may be so.
+    /// Slots that those in line may be called to. Without an allowance that holds one is called after the other: each
+    /// finds out whether it may have one.
     fn most_slots(&self, rule: &Rule, now: Instant) -> u64 {
         let all = rule.max_in_flight.map_or(0, |most| u64::from(most.get()));
-        let held = self.allowance.as_ref().filter(|allowance| allowance.holds(now));
-        held.map_or(all, |allowance| allowance.amount(rule.windows.len(), now).min(all))
+        let slots = self.allowance.as_ref().map(|allowance| match allowance.holds(now) {
+            true => allowance.callable(rule.windows.len(), now),
+            false => self.slots.in_flight().saturating_add(1),
+        });
+        slots.map_or(all, |slots| slots.min(all))
     }
 
     /// Requests in flight and in line.

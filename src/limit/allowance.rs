@@ -10,6 +10,10 @@
 //! A key that is busy far below its limit is granted ahead of its requests, and none of them waits for a call. A key that
 //! is idle, whose limit is small beside what a request costs, or of which another proxy wants more, has no spare:
 //! then a request that does not fit waits for one call, and all that is left of the limit can be used by whoever asks.
+//!
+//! Where requests stand in line for slots, each proxy has a line of its own, and whoever frees a slot calls the next in the same
+//! step. So none would ever be free for another proxy; while that one wants more, a proxy calls no further than to
+//! its fair part, and gives back what is freed beyond.
 
 use super::claim::{Claimed, Grant};
 use super::window::Span;
@@ -43,6 +47,8 @@ struct Part {
     others: u64,
     /// When they would have used little enough, as last heard; zero: not known.
     room_at: Instant,
+    /// Another proxy wants more, and each should keep so much; zero: none does.
+    fair: u64,
     /// Admitted since the last asking, and between that one and the one before.
     admitted: [u64; 2],
 }
@@ -57,13 +63,16 @@ pub(super) struct View {
     pub(super) reset: Duration,
     /// What waits to be admitted.
     pub(super) need: u64,
+    /// Those who wait for it stand in line. So what is given back goes to others, and not to the next one here.
+    pub(super) lines: bool,
 }
 
 impl Part {
     fn want(&self, view: &View, sought: bool) -> u64 {
         let [last, before] = self.admitted;
         let spare = if sought { 0 } else { last.saturating_add(before).min(view.limit / 16) };
-        view.used.saturating_add(view.need).saturating_add(spare).min(view.limit)
+        let want = view.used.saturating_add(view.need).saturating_add(spare).min(view.limit);
+        if view.lines && self.fair > 0 { want.min(self.fair.max(view.used)) } else { want }
     }
 }
 
@@ -76,6 +85,12 @@ impl Allowance {
     /// What may be used of a part now.
     pub(super) fn amount(&self, part: usize, now: Instant) -> u64 {
         self.parts.get(part).filter(|_| now < self.until).map_or(0, |part| part.amount)
+    }
+
+    /// For how much of a part those who stand in line may be called: no more than is fair, when others want it, too.
+    pub(super) fn callable(&self, part: usize, now: Instant) -> u64 {
+        let fair = self.parts.get(part).map(|part| part.fair).filter(|fair| *fair > 0);
+        self.amount(part, now).min(fair.unwrap_or(u64::MAX))
     }
 
     /// Whether what was granted holds.
@@ -112,7 +127,7 @@ impl Allowance {
             let amounts = (0..).map(|part| self.amount(part, now));
             self.parts.iter().zip(amounts).zip(views).map(|((part, amount), view)| (part, amount, view))
         };
-        if parts().all(|(_, amount, view)| amount == 0 && view.used == 0) {
+        if parts().all(|(_, amount, view)| amount == 0 && view.used == 0 && view.need == 0) {
             return None;
         }
         let low = parts().any(|(part, amount, view)| amount < part.want(view, self.sought));
@@ -126,7 +141,9 @@ impl Allowance {
     /// What it claims now: its turn, and its parts. `gives`: what is not needed goes back, in a new turn.
     pub(super) fn claim(&mut self, views: &[View], gives: bool, now: Instant) -> (u64, Vec<Claimed>) {
         let lapsed = now >= self.until;
-        let mut turns = lapsed;
+        // What has lapsed is given up once: were it said with every claim, then on a busy key each answer would be to a turn
+        // before the last.
+        let mut turns = lapsed && (self.turn == 0 || self.parts.iter().any(|part| part.amount > 0));
         let mut claimed = Vec::with_capacity(views.len());
         for (part, view) in self.parts.iter_mut().zip(views) {
             let want = part.want(view, self.sought);
@@ -166,6 +183,7 @@ impl Allowance {
         self.sought = grant.sought;
         for (part, granted) in self.parts.iter_mut().zip(&grant.parts) {
             part.others = granted.others;
+            part.fair = granted.fair.unwrap_or(0);
             part.room_at =
                 granted.wait_ms.map_or(Instant::default(), |wait| now + Duration::from_millis(wait));
         }
@@ -190,7 +208,7 @@ impl Allowance {
         let numbers = [self.turn, self.until.nanos(), self.asked.nanos(), self.vain_until.nanos()];
         let parts = self.parts.iter().flat_map(|part| {
             let [last, before] = part.admitted;
-            [part.amount, part.others, part.room_at.nanos(), last, before]
+            [part.amount, part.others, part.room_at.nanos(), part.fair, last, before]
         });
         let sought = [u64::from(self.sought), self.parts.len() as u64];
         numbers.into_iter().chain(sought).chain(parts).for_each(|number| write_number(to, number));
@@ -203,7 +221,7 @@ impl Allowance {
         let (sought, length) = (number()? != 0, number()?);
         let part = |_| {
             let (amount, others, room_at) = (number()?, number()?, Instant::from_nanos(number()?));
-            Some(Part { amount, others, room_at, admitted: [number()?, number()?] })
+            Some(Part { amount, others, room_at, fair: number()?, admitted: [number()?, number()?] })
         };
         let parts = (0..length).map(part).collect::<Option<_>>()?;
         let [until, asked, vain_until] = [until, asked, vain_until].map(Instant::from_nanos);

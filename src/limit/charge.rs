@@ -137,10 +137,12 @@ impl Limits {
                 demote: window.demote.clone(),
             });
             book.account.reserve(rule, cost, guest, now);
+            let called = book.account.call(rule, now);
             let tokens = book.account.standing(rule, Unit::Tokens, now);
             let requests = book.account.standing(rule, Unit::Requests, now);
             let (bytes, evicted) = book.close(rule);
             if store.put(name, &bytes, stored.as_ref().map(|(_, version)| *version)) {
+                called.into_iter().for_each(|waiter| store.wake(waiter));
                 return Ok(Charged { tokens, requests, softened, evicted });
             }
             stored = store.get(name);

@@ -86,4 +86,7 @@ pub struct Granted {
     /// Milliseconds until the others have used so little that there is room for what was wanted; `None`: never, if
     /// nothing is given back.
     pub wait_ms: Option<u64>,
+    /// While another proxy wants more of it: what each that wants it should keep.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fair: Option<u64>,
 }

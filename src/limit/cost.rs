@@ -199,9 +199,8 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// The outcome of an answer with this report and status. `plain`: what was delivered would have been seen; it is
-    /// so in a stream that is not compressed.
-    pub fn of(report: &Report, status: u16, plain: bool) -> Self {
+    /// The outcome of an answer with this report and status. Of a stream that was read what was delivered would have been seen.
+    pub fn of(report: &Report, status: u16, is_stream: bool) -> Self {
         match report.usage {
             Some(usage) if report.status == Status::Complete => match report.finish.as_deref() {
                 Some(finish) if ENDED.contains(&finish) => Self::Ended(usage),
@@ -209,9 +208,9 @@ impl Outcome {
             },
             // Cut off: the engine's last word may be older than the last token.
             Some(usage) => Self::Cut(Usage { output: usage.output.max(report.deltas), ..usage }),
-            None if report.deltas > 0 => Self::Delivered(report.deltas),
+            None if report.deltas > 0 && !report.unread => Self::Delivered(report.deltas),
             None if status >= 400 || report.error.is_some() => Self::Nothing,
-            None if plain => Self::Delivered(0),
+            None if is_stream && !report.unread => Self::Delivered(0),
             None => Self::Unknown,
         }
     }

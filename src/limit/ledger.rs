@@ -53,6 +53,9 @@ struct Held {
     window: u64,
     /// When none of what it has used counts any more, if it uses no more; in nanoseconds.
     reset: u64,
+    /// It got less than it wanted.
+    #[serde(default)]
+    lacks: bool,
 }
 
 /// What is shared out of one key's limit, for a person.
@@ -135,6 +138,7 @@ impl Record {
             held.used = part.used;
             held.window = part.window_ms.saturating_mul(1_000_000);
             held.reset = now.nanos().saturating_add(part.reset_ms.saturating_mul(1_000_000));
+            held.lacks = held.amount < part.want && !settling;
             grant.lacks |= held.amount < part.want;
             grant.parts.push(Granted {
                 amount: held.amount,
@@ -142,11 +146,21 @@ impl Record {
                     .parts(at)
                     .fold(0, |sum, (until, held)| sum.saturating_add(held.spent(until, now))),
                 wait_ms: self.wait_ms(at, part.limit.checked_sub(part.want), now),
+                fair: self.fair(at, part.limit, now),
             });
         }
         own.wants_until = if grant.lacks && !settling { (now + WANTS).nanos() } else { 0 };
         self.holders.push(own);
         grant
+    }
+
+    /// What each should keep of a part while one of these wants more of it: they, and the one that asks.
+    fn fair(&self, at: usize, limit: u64, now: Instant) -> Option<u64> {
+        let part = |holder: &Holder| holder.parts.get(at).copied().unwrap_or_default();
+        let wants = |holder: &Holder| holder.wants_until > now.nanos() && part(holder).lacks;
+        let shares = |holder: &&Holder| wants(holder) || part(holder).holds() > 0;
+        let sharers = self.holders.iter().filter(shares).count() as u64 + 1;
+        self.holders.iter().any(wants).then(|| limit.div_ceil(sharers))
     }
 
     /// Drops the proxies whose last possible use counts no more.

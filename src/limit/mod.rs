@@ -363,6 +363,8 @@ fn first_to_end(standings: impl Iterator<Item = Standing>) -> Option<Standing> {
 }
 
 #[cfg(test)]
+mod day;
+#[cfg(test)]
 mod in_line;
 #[cfg(test)]
 mod periods;

@@ -45,8 +45,19 @@ struct Proxy {
     hold: Option<Hold>,
     /// Tickets, with their places in the log and when they end.
     open: Vec<(Ticket, usize, Instant)>,
-    /// Facts of requests that wait, and how often they have asked.
-    waiting: Vec<(Facts, u32)>,
+    /// Requests that wait for an answer.
+    asking: Vec<Asking>,
+    /// Requests that stand in line.
+    line: Vec<Asking>,
+}
+
+/// A request that is not admitted yet.
+#[derive(Clone)]
+struct Asking {
+    facts: Facts,
+    /// How often it has asked.
+    times: u32,
+    waiting: Waiting,
 }
 
 enum Message {
@@ -74,6 +85,11 @@ struct World {
     network: Network,
     log: Vec<Entry>,
     refused: usize,
+    config: Config,
+    next: u64,
+    /// Those that were called out of the line of each proxy, and those that were not in time.
+    called: Vec<usize>,
+    expired: usize,
 }
 
 fn config() -> Config {
@@ -87,32 +103,45 @@ fn config() -> Config {
     invalid::read(json.as_bytes()).unwrap()
 }
 
+/// All proxies have the same wall clock: an hour of the calendar ends 30 s after the beginning.
+const WALL: Duration = Duration::from_secs(500_000 * 3_600 - 1_030);
+const START: Instant = Instant::from_millis(1_000_000);
+const PER_HOUR: u64 = 3_000;
+const END_OF_HOUR: Instant = Instant::from_millis(1_030_000);
+
 impl Proxy {
-    fn new(random: &mut Random) -> Self {
+    fn new(random: &mut Random, config: &Config, now: Instant) -> Self {
         let born = Duration::from_millis(random.next() % 100_000_000);
-        let limits = Limits::new(&config(), 1).unwrap();
-        let (open, waiting) = (Vec::new(), Vec::new());
-        Self { id: random.next(), born, limits, memory: Memory::default(), hold: None, open, waiting }
+        let mut limits = Limits::new(config, 1).unwrap();
+        limits.set_wall(WALL + now.since(Instant::default()), now + born);
+        let (id, memory) = (random.next(), Memory::default());
+        Self { id, born, limits, memory, hold: None, open: Vec::new(), asking: Vec::new(), line: Vec::new() }
     }
 
     fn clock(&self, now: Instant) -> Instant {
         now + self.born
     }
 
-    fn admit(&self, facts: &Facts, reach: Reach, now: Instant) -> Verdict {
+    fn admit(&self, asking: &Asking, now: Instant) -> Verdict {
+        let Asking { facts, times, waiting } = asking;
+        let reach = if *times < 3 { Reach::Ask } else { Reach::Asked };
         let asked = Asked { facts, header: &|_| None, repeated: &|_| false, address: None };
-        self.limits.admit(&self.memory, &asked, reach, self.clock(now))
+        self.limits.admit_or_wait(&self.memory, &asked, reach, Some(*waiting), self.clock(now))
     }
 }
 
 impl World {
     fn new(seed: u64, proxies: usize, lost_percent: u64, most_delay_ms: u64) -> Self {
-        let mut random = Random::new(seed);
-        let proxies = (0..proxies).map(|_| Proxy::new(&mut random)).collect();
+        Self::of(config(), seed, proxies, lost_percent, most_delay_ms)
+    }
+
+    fn of(config: Config, seed: u64, proxies: usize, lost_percent: u64, most_delay_ms: u64) -> Self {
+        let (mut random, now) = (Random::new(seed), START + LEASE);
+        let called = vec![0; proxies];
+        let proxies = (0..proxies).map(|_| Proxy::new(&mut random, &config, now)).collect();
         let network = Network { lost_percent, most_delay_ms, under_way: Vec::new() };
-        let start = Instant::from_millis(1_000_000);
-        let ledger = Ledger::new(start);
-        Self { random, now: start + LEASE, ledger, proxies, network, log: Vec::new(), refused: 0 }
+        let (ledger, log) = (Ledger::new(START), Vec::new());
+        Self { random, now, ledger, proxies, network, log, refused: 0, config, next: 0, called, expired: 0 }
     }
 
     fn post(&mut self, message: impl Fn() -> Message) {
@@ -137,15 +166,16 @@ impl World {
         self.post(|| Message::Claims { from: place, claims: claims.clone(), hold, sent });
     }
 
-    fn request(&mut self, place: usize, facts: Facts, asked: u32) {
-        let reach = if asked < 3 { Reach::Ask } else { Reach::Asked };
-        match self.proxies[place].admit(&facts, reach, self.now) {
+    fn request(&mut self, place: usize, mut asking: Asking) {
+        let at = asking.waiting.at;
+        match self.proxies[place].admit(&asking, self.now) {
             Verdict::Admitted(admitted) => {
+                self.called[place] += usize::from(at.is_some());
                 let proxy = &mut self.proxies[place];
                 proxy.hold = Some(admitted.ticket.holds()[0]);
                 let ends = self.now + Duration::from_millis(self.random.next() % 1_000);
                 proxy.open.push((admitted.ticket, self.log.len(), ends));
-                self.log.push(Entry { at: self.now, cost: facts.prompt_tokens.into() });
+                self.log.push(Entry { at: self.now, cost: asking.facts.prompt_tokens.into() });
                 self.check();
             }
             Verdict::Short(short) => {
@@ -153,10 +183,44 @@ impl World {
                 let proxy = &mut self.proxies[place];
                 let now = proxy.clock(self.now);
                 let claim = proxy.limits.claim(&proxy.memory, hold, short.cost(), 1, now).unwrap();
-                proxy.waiting.push((facts, asked + 1));
+                asking.times += 1;
+                proxy.hold = Some(hold);
+                proxy.asking.push(asking);
                 self.claim(place, claim, hold);
             }
-            _ => self.refused += 1,
+            Verdict::Waits(wait) => {
+                asking.waiting.at = Some(wait);
+                asking.times = 0;
+                self.proxies[place].line.push(asking);
+            }
+            _ => {
+                self.leave(place, at);
+                self.refused += 1;
+            }
+        }
+    }
+
+    fn leave(&mut self, place: usize, wait: Option<Wait>) {
+        let proxy = &self.proxies[place];
+        wait.iter().for_each(|wait| proxy.limits.leave(&proxy.memory, wait, proxy.clock(self.now)));
+    }
+
+    /// Those in line look whether it is their turn.
+    fn look(&mut self, place: usize) {
+        for asking in std::mem::take(&mut self.proxies[place].line) {
+            let Some(wait) = asking.waiting.at else { continue };
+            let proxy = &mut self.proxies[place];
+            let now = proxy.clock(self.now);
+            proxy.limits.look(&proxy.memory, wait.hold(), now);
+            match proxy.limits.stands(&proxy.memory, &wait, now) {
+                Stands::Called => self.request(place, asking),
+                Stands::Waiting if now < wait.until() => proxy.line.push(asking),
+                Stands::Waiting => {
+                    self.leave(place, Some(wait));
+                    self.expired += 1;
+                }
+                Stands::Gone => self.refused += 1,
+            }
         }
     }
 
@@ -165,10 +229,17 @@ impl World {
         let within = |entry: &&Entry| self.now.since(entry.at) < Duration::from_secs(SECS);
         let recent: Vec<&Entry> = self.log.iter().rev().take_while(within).collect();
         let tokens: u64 = recent.iter().map(|entry| entry.cost).sum();
-        assert!(tokens <= TOKENS, "{tokens} tokens in a window");
-        assert!(recent.len() <= REQUESTS, "{} requests in a window", recent.len());
+        if !self.config.limits[0].windows.is_empty() {
+            assert!(tokens <= TOKENS, "{tokens} tokens in a window");
+            assert!(recent.len() <= REQUESTS, "{} requests in a window", recent.len());
+        }
         let at_once: usize = self.proxies.iter().map(|proxy| proxy.open.len()).sum();
         assert!(at_once <= AT_ONCE, "{at_once} at once");
+        if self.config.limits[0].windows.iter().any(|window| window.per.is_some()) {
+            let begun = |entry: &&Entry| (entry.at < END_OF_HOUR) == (self.now < END_OF_HOUR);
+            let tokens: u64 = self.log.iter().filter(begun).map(|entry| entry.cost).sum();
+            assert!(tokens <= PER_HOUR, "{tokens} tokens in an hour");
+        }
     }
 
     fn deliver(&mut self) {
@@ -190,12 +261,23 @@ impl World {
                     }
                     let heard = Heard { sent, lease: LEASE, vain: Duration::from_millis(100) };
                     own.limits.hear(&own.memory, hold, &grants.keys[0], heard, own.clock(self.now));
-                    for (facts, asked) in std::mem::take(&mut self.proxies[to].waiting) {
-                        self.request(to, facts, asked);
+                    for asking in std::mem::take(&mut self.proxies[to].asking) {
+                        self.request(to, asking);
                     }
                 }
             }
         }
+    }
+
+    fn arrive(&mut self, place: usize) {
+        let facts = Facts {
+            prompt_tokens: (self.random.next() % 60) as u32 + 1,
+            max_output_tokens: Some(0),
+            ..Facts::of(Dialect::Chat)
+        };
+        self.next += 1;
+        let waiting = Waiting { id: self.next, warm: 0, at: None };
+        self.request(place, Asking { facts, times: 0, waiting });
     }
 
     fn step(&mut self, rate_percent: u64) {
@@ -203,14 +285,10 @@ impl World {
         self.deliver();
         for place in 0..self.proxies.len() {
             if self.random.next() % 100 < rate_percent {
-                let facts = Facts {
-                    prompt_tokens: (self.random.next() % 60) as u32 + 1,
-                    max_output_tokens: Some(0),
-                    ..Facts::of(Dialect::Chat)
-                };
-                self.request(place, facts, 0);
+                self.arrive(place);
             }
             self.end(place);
+            self.look(place);
             let proxy = &self.proxies[place];
             if let Some(hold) = proxy.hold
                 && let Renewal::Due(claim) =
@@ -240,7 +318,7 @@ impl World {
 
     /// A proxy dies with all it knows; its clients' connections end with it. Another one takes its place.
     fn crash(&mut self, place: usize) {
-        self.proxies[place] = Proxy::new(&mut self.random);
+        self.proxies[place] = Proxy::new(&mut self.random, &self.config, self.now);
     }
 
     fn admitted(&self) -> u64 {
@@ -268,6 +346,73 @@ fn no_window_is_exceeded_while_messages_are_lost_and_proxies_die() {
     }
     // 60 s each: the dead hold a good part of the limit most of the time.
     assert!(admitted > 8 * 12 * TOKENS / 8, "hardly anything was admitted: {admitted}");
+}
+
+#[test]
+fn no_hour_of_the_calendar_is_exceeded_while_messages_are_lost_and_proxies_die() {
+    let mut config = config();
+    let hour = format!(r#"{{"tokens": {PER_HOUR}, "per": "hour"}}"#);
+    config.limits[0].windows.push(invalid::read(hour.as_bytes()).unwrap());
+    for seed in 0..6 {
+        let mut world = World::of(config.clone(), 300 + seed, 3, [15, 2][seed as usize % 2], 100);
+        for step in 1..3_000 {
+            world.step(30);
+            if step % 701 == 0 {
+                let place = world.random.next() as usize % world.proxies.len();
+                world.crash(place);
+            }
+        }
+        let (first, second): (Vec<&Entry>, Vec<&Entry>) =
+            world.log.iter().partition(|entry| entry.at < END_OF_HOUR);
+        let [first, second] = [first, second].map(|hour| hour.iter().map(|entry| entry.cost).sum::<u64>());
+        // The dead hold some of it until the hour is over.
+        assert!(first > PER_HOUR / 2 && second > PER_HOUR / 2, "{first}, {second}");
+        assert!(world.refused > 0);
+    }
+}
+
+/// Slots alone, and lines for them.
+fn lines() -> Config {
+    let mut config = config();
+    config.limits[0].windows.clear();
+    config.limits[0].queue = Some(invalid::read(br#"{"size": 20, "timeout_ms": 4000}"#).unwrap());
+    config
+}
+
+#[test]
+fn shared_slots_are_waited_for_in_every_proxy_and_never_are_there_too_many() {
+    for seed in 0..4 {
+        let proxies = 2 + seed as usize % 3;
+        let bad = seed % 2 == 0;
+        let mut world =
+            World::of(lines(), 400 + seed, proxies, [2, 15][usize::from(bad)], [40, 200][usize::from(bad)]);
+        for step in 1..1_000 {
+            // One proxy has ten times as much as the others, and all together have more than there are slots.
+            for place in 0..proxies {
+                let rate = if place == 0 { 100 } else { 10 + 40 / proxies as u64 };
+                if world.random.next() % 100 < rate {
+                    world.arrive(place);
+                }
+            }
+            world.step(0);
+            if bad && step % 701 == 0 {
+                let place = world.random.next() as usize % proxies;
+                world.crash(place);
+            }
+        }
+        assert!(world.called.iter().all(|called| *called > 20), "{:?}", world.called);
+        // Those that are left have gone or are admitted; all slots are free again, wherever they were.
+        for _ in 0..800 {
+            world.step(0);
+        }
+        assert!(world.proxies.iter().all(|proxy| proxy.line.is_empty() && proxy.open.is_empty()));
+        let before = world.log.len();
+        (0..AT_ONCE).for_each(|_| world.arrive(1));
+        for _ in 0..40 {
+            world.step(0);
+        }
+        assert!(bad || world.log.len() == before + AT_ONCE, "{} of {AT_ONCE}", world.log.len() - before);
+    }
 }
 
 #[test]

@@ -57,6 +57,11 @@ impl Slots {
         self.in_flight.sum().saturating_add(called).saturating_sub(u64::from(self.is_called(waiter)))
     }
 
+    /// Requests in flight.
+    pub(super) fn in_flight(&self) -> u64 {
+        self.in_flight.sum()
+    }
+
     /// Whether others come first.
     pub(super) fn is_preceded(&self, waiter: Option<u64>) -> bool {
         self.waiting() > 0 && !self.is_called(waiter)

@@ -422,7 +422,8 @@ fn unbounded_requests_at_once_are_bounded_by_the_guess_and_their_debt_keeps_othe
 
 #[test]
 fn outcomes_follow_the_answer() {
-    let report = |usage, status, deltas| Report { usage, status, finish: None, error: None, deltas };
+    let report =
+        |usage, status, deltas| Report { usage, status, finish: None, error: None, deltas, unread: false };
     let usage = Usage { input: 5, output: 1, ..Usage::default() };
     let outcome = |report: &Report, status, plain| Outcome::of(report, status, plain);
     let complete = report(Some(usage), Status::Complete, 9);
@@ -437,6 +438,10 @@ fn outcomes_follow_the_answer() {
     assert_eq!(outcome(&missing(4), 200, true), Outcome::Delivered(4));
     assert_eq!(outcome(&missing(0), 200, true), Outcome::Delivered(0));
     assert_eq!(outcome(&missing(0), 200, false), Outcome::Unknown);
+    let unread = |deltas| Report { unread: true, ..missing(deltas) };
+    assert_eq!(outcome(&unread(0), 200, true), Outcome::Unknown);
+    assert_eq!(outcome(&unread(4), 200, true), Outcome::Unknown, "and who knows how much more");
+    assert_eq!(outcome(&unread(0), 503, true), Outcome::Nothing);
     assert_eq!(outcome(&missing(0), 503, false), Outcome::Nothing);
     let failed = Report { error: Some("overloaded".into()), ..missing(0) };
     assert_eq!(outcome(&failed, 200, false), Outcome::Nothing);

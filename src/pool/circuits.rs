@@ -1,7 +1,7 @@
 //! What became of attempts, for the breaker: each endpoint has a circuit, and a lease may be a probe of one.
 
 use super::{Endpoint, Index, LeaseId, Pool};
-use crate::breaker::{Budget, Class, Moved, Outcome, Snapshot, Standing};
+use crate::breaker::{ActiveProbe, Budget, Class, Moved, Outcome, Snapshot, Standing};
 use crate::instant::Instant;
 use std::time::Duration;
 
@@ -12,6 +12,19 @@ impl Pool {
         if let Some(endpoint) = self.endpoints.get_mut(lease.place) {
             lease.probe = Some((endpoint.incarnation, endpoint.circuit.probe()));
         }
+    }
+
+    /// How its endpoints that are out are tried, where no client's request does it.
+    pub fn active_probe(&self) -> Option<&ActiveProbe> {
+        self.breaker.active_probe()
+    }
+
+    /// Endpoints that are to be tried now, where no client's request does it. Whoever tries one books that as a probe.
+    pub fn to_probe(&self, now: Instant) -> impl Iterator<Item = &str> {
+        let due = move |endpoint: &&Endpoint| {
+            self.active_probe().is_some() && endpoint.circuit.is_due(&self.breaker, now)
+        };
+        self.endpoints.iter().filter(due).map(|endpoint| endpoint.address.as_str())
     }
 
     /// Somebody else already probes the endpoint of lease `id`: the lease ends, and until `until`, before which that will

@@ -11,7 +11,7 @@ use std::io::Read;
 
 /// A coding that can be undone here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Coding {
+pub(crate) enum Coding {
     Gzip,
     Deflate,
     Brotli,
@@ -30,7 +30,7 @@ pub(super) enum Broken {
 
 impl Coding {
     /// The coding that a `content-encoding` names; `Err` when it is not one that is read here.
-    pub(super) fn of(header: &str) -> Result<Option<Self>, ()> {
+    pub(crate) fn of(header: &str) -> Result<Option<Self>, ()> {
         let all = header.split(',').map(str::trim);
         let mut codings = all.filter(|one| !one.is_empty() && !one.eq_ignore_ascii_case("identity"));
         let Some(name) = codings.next() else { return Ok(None) };

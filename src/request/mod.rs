@@ -44,6 +44,7 @@ pub use size::{Ratio, Ratios, Size};
 use crate::block::Blocks;
 use body::{Body, Model};
 use coding::Broken;
+pub(crate) use coding::Coding;
 use head::Form;
 use segment::Media;
 use std::borrow::Cow;

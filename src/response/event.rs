@@ -217,6 +217,10 @@ impl<'a> Event<'a> {
             Some(inner) => inner,
             // vLLM before 0.10.1 put the error's fields at the top.
             None if read::<&str>(self.object) == Some("error") => self,
+            // The event itself is the error, in the responses API.
+            None if self.error.is_none() && read::<&str>(self.kind) == Some("error") => {
+                return Some(read::<String>(self.code).unwrap_or_else(|| "error".to_owned()));
+            }
             None => return self.error.filter(|json| json.get() != "null").map(|_| "error".to_owned()),
         };
         let kind = read::<String>(error.kind);

@@ -8,17 +8,23 @@
 //! Usage in a stream is a running total: the last one wins, and a later one that leaves a number out keeps the
 //! earlier number (Anthropic sends the input first and the output last).
 //!
-//! Not here: clocks (the caller notes when [`Progress::FirstToken`] came), compressed answers (their usage is
-//! `missing`).
+//! Compressed answers are decoded as they pass (`coded.rs`), as far as that is in proportion. Of those that cannot be the usage is
+//! `missing`, and they are said to be unread: nobody knows what was in them.
+//!
+//! Not here: clocks (the caller notes when [`Progress::FirstToken`] came).
 
 mod broken;
+mod coded;
 mod event;
 mod sse;
 
 pub use broken::{BROKEN_OFF, closing_event};
 
+use crate::request::Coding;
+use coded::Coded;
 use event::{Event, Worth, usage_at_end};
 use sse::Events;
+use std::io;
 
 /// Tokens that an answer used. A part that the engine did not name is zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,6 +88,8 @@ pub struct Report {
     pub error: Option<String>,
     /// Events of a stream that carried output: what was delivered, when `usage` is missing.
     pub deltas: u64,
+    /// It was compressed in a way that is not read here, or damaged: there may have been more than is known.
+    pub unread: bool,
 }
 
 impl Report {
@@ -95,12 +103,27 @@ impl Report {
 
 /// Reads one answer.
 #[derive(Debug)]
-pub struct Reader {
-    form: Form,
-    found: Found,
+pub struct Reader(Bytes);
+
+/// How the bytes come.
+#[derive(Debug)]
+enum Bytes {
+    Plain(Plain),
+    Coded(Coded<Plain>),
+    /// In a coding that is not read.
+    Unread,
 }
 
-#[derive(Debug)]
+/// Reads what is not compressed, or no more.
+#[derive(Debug, Default)]
+struct Plain {
+    form: Form,
+    found: Found,
+    /// So much more is taken of what is decoded.
+    room: usize,
+}
+
+#[derive(Debug, Default)]
 enum Form {
     Json {
         body: Vec<u8>,
@@ -109,8 +132,14 @@ enum Form {
     /// A document that is too long to be kept: its last bytes.
     Tail(Vec<u8>),
     Sse(Box<Events>),
+    #[default]
     Opaque,
 }
+
+/// What a compressed answer may be decoded to: so much at the least, and so much more for each byte of it. A stream of events with a token
+/// each is fifty times as long as it is compressed.
+const ROOM: usize = 1 << 20;
+const ROOM_PER_BYTE: usize = 256;
 
 /// So much of a long document's end is kept: all engines write the usage last.
 const TAIL: usize = 16 << 10;
@@ -148,35 +177,98 @@ impl Reader {
     /// A reader for an answer with these headers.
     pub fn new(content_type: &str, content_encoding: &str) -> Self {
         let form = match media_type(content_type).as_str() {
-            _ if !is_plain(content_encoding) => Form::Opaque,
             "text/event-stream" => Form::Sse(Box::new(Events::new(Self::MOST_BYTES))),
             kind if kind == "application/json" || kind.ends_with("+json") => {
                 Form::Json { body: Vec::new(), most: Self::MOST_BYTES }
             }
             _ => Form::Opaque,
         };
-        Self { form, found: Found::default() }
+        let plain = Plain { form, found: Found::default(), room: ROOM };
+        Self(match Coding::of(content_encoding) {
+            Ok(None) => Bytes::Plain(plain),
+            Ok(Some(coding)) => Bytes::Coded(Coded::new(coding, plain)),
+            Err(()) => Bytes::Unread,
+        })
+    }
+
+    fn plain(&self) -> Option<&Plain> {
+        match &self.0 {
+            Bytes::Plain(plain) => Some(plain),
+            Bytes::Coded(coded) => Some(coded.sink()).filter(|_| !coded.is_damaged()),
+            Bytes::Unread => None,
+        }
     }
 
     /// Whether feeding this reader can tell anything; if not, the bytes need not be fetched.
     pub fn reads(&self) -> bool {
-        !matches!(self.form, Form::Opaque)
+        self.plain().is_some_and(|plain| !matches!(plain.form, Form::Opaque))
     }
 
     /// Whether the answer is a stream of events.
     pub fn is_stream(&self) -> bool {
-        matches!(self.form, Form::Sse(_))
+        self.plain().is_some_and(|plain| matches!(plain.form, Form::Sse(_)))
     }
 
     /// Whether a stream that ends here, by the rules of HTTP, is no whole answer: it wrote something, and neither a reason to finish, nor
     /// an error, nor that it is over.
     pub fn breaks_off(&self) -> bool {
-        let Found { finish, error, deltas, over, .. } = &self.found;
-        self.is_stream() && *deltas > 0 && finish.is_none() && error.is_none() && !over
+        // To what is compressed nothing can be added.
+        matches!(&self.0, Bytes::Plain(plain) if plain.breaks_off())
     }
 
     /// Takes the next bytes of the answer.
     pub fn feed(&mut self, bytes: &[u8]) -> Progress {
+        match &mut self.0 {
+            Bytes::Plain(plain) => plain.feed(bytes),
+            Bytes::Coded(coded) => {
+                let before = coded.sink().found.deltas;
+                let room = &mut coded.sink_mut().room;
+                *room = room.saturating_add(bytes.len().saturating_mul(ROOM_PER_BYTE));
+                coded.feed(bytes);
+                match before == 0 && coded.sink().found.deltas > 0 {
+                    true => Progress::FirstToken,
+                    false => Progress::Nothing,
+                }
+            }
+            Bytes::Unread => Progress::Nothing,
+        }
+    }
+
+    /// The answer is over; `whole` says that it ended as HTTP demands, not by a broken connection.
+    pub fn end(self, whole: bool) -> Report {
+        match self.0 {
+            Bytes::Plain(plain) => plain.end(whole),
+            Bytes::Coded(coded) => {
+                let damaged = coded.is_damaged();
+                let (plain, ended) = coded.end();
+                let unread = damaged || matches!(plain.form, Form::Opaque);
+                Report { unread, ..plain.end(whole && ended) }
+            }
+            Bytes::Unread => Report { unread: true, ..Plain::default().end(whole) },
+        }
+    }
+}
+
+impl io::Write for Plain {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.room = self.room.checked_sub(bytes.len()).ok_or_else(coded::enough)?;
+        self.feed(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Plain {
+    fn breaks_off(&self) -> bool {
+        let Found { finish, error, deltas, over, .. } = &self.found;
+        let is_stream = matches!(self.form, Form::Sse(_));
+        is_stream && *deltas > 0 && finish.is_none() && error.is_none() && !over
+    }
+
+    fn feed(&mut self, bytes: &[u8]) -> Progress {
         match &mut self.form {
             Form::Opaque => Progress::Nothing,
             Form::Json { body, most } => {
@@ -202,8 +294,7 @@ impl Reader {
         }
     }
 
-    /// The answer is over; `whole` says that it ended as HTTP demands, not by a broken connection.
-    pub fn end(mut self, whole: bool) -> Report {
+    fn end(mut self, whole: bool) -> Report {
         let found = &mut self.found;
         let mut complete = whole;
         match self.form {
@@ -236,6 +327,7 @@ impl Reader {
             finish: found.finish.take(),
             error: found.error.take(),
             deltas: found.deltas,
+            unread: false,
         }
     }
 }

@@ -119,6 +119,9 @@ impl Host for Part<'_> {
     fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) {
         self.host.respond(status, headers, body);
     }
+    fn hold_answer(&self) {
+        self.host.hold_answer();
+    }
     fn call(&self, call: &Call<'_>) -> Option<u32> {
         self.host.call(call)
     }
@@ -154,9 +157,6 @@ impl Host for Part<'_> {
     }
     fn dequeue(&self, queue: u32) -> Option<Vec<u8>> {
         self.host.dequeue(queue)
-    }
-    fn hold_answer(&self) {
-        self.host.hold_answer();
     }
     fn park(&self) {
         self.host.park();

@@ -369,14 +369,16 @@ impl Host for Envoy {
     }
 
     fn fetch(&self, fetch: &Fetch<'_>) -> Option<u32> {
-        let Fetch { cluster, endpoint, path, timeout } = *fetch;
-        let headers = vec![
-            (":method", "GET"),
+        let Fetch { cluster, endpoint, path, body, timeout } = *fetch;
+        let post = !body.is_empty();
+        let mut headers = vec![
+            (":method", if post { "POST" } else { "GET" }),
             (":path", path),
             (":authority", endpoint),
             (wire::DESTINATION, endpoint),
         ];
-        hostcalls::dispatch_http_call(cluster, headers, None, vec![], timeout).ok()
+        headers.extend(post.then_some(("content-type", "application/json")));
+        hostcalls::dispatch_http_call(cluster, headers, Some(body).filter(|_| post), vec![], timeout).ok()
     }
 
     fn define(&self, kind: Kind, name: &str) -> Metric {

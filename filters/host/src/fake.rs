@@ -540,7 +540,7 @@ impl Host for Fake {
         if fetch.cluster == "missing" {
             return None;
         }
-        let (cluster, path, body) = (fetch.cluster.into(), fetch.path.into(), Vec::new());
+        let (cluster, path, body) = (fetch.cluster.into(), fetch.path.into(), fetch.body.to_vec());
         let (number, endpoint) = (self.world.next_id(), Some(fetch.endpoint.to_owned()));
         Some(self.note_call(Sent { number, cluster, path, body, endpoint }))
     }

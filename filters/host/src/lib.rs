@@ -63,7 +63,7 @@ pub struct Call<'a> {
     pub timeout: Duration,
 }
 
-/// A GET to one endpoint of a cluster whose load balancer follows [`weir::wire::DESTINATION`].
+/// A GET, or a POST of JSON, to one endpoint of a cluster whose load balancer follows [`weir::wire::DESTINATION`].
 #[derive(Clone, Copy, Debug)]
 pub struct Fetch<'a> {
     /// The cluster's name.
@@ -72,6 +72,8 @@ pub struct Fetch<'a> {
     pub endpoint: &'a str,
     /// The path.
     pub path: &'a str,
+    /// What is POSTed; empty: a GET.
+    pub body: &'a [u8],
     /// After this Envoy answers in its place.
     pub timeout: Duration,
 }

@@ -379,12 +379,7 @@ fn budget(softened: &Softened) -> String {
 /// What came of a request by `meter`'s report, if there is one by now.
 fn reported(host: &dyn Host, held: &Held) -> Option<Outcome> {
     let report = wire::read_usage(&host.text(&[wire::USAGE])?)?;
-    if report.usage.is_some() || report.deltas > 0 {
-        return Some(Outcome::of(&report, 0, false));
-    }
-    let encoded = host.property(&["response", "headers", "content-encoding"]);
-    let plain = held.stream && encoded.is_none_or(|encoding| encoding.is_empty() || encoding == b"identity");
-    Some(Outcome::of(&report, status(host), plain))
+    Some(Outcome::of(&report, status(host), held.stream))
 }
 
 /// The status of the answer; 0 when there is none.

@@ -199,7 +199,8 @@ fn inside(host: &dyn Host, dialect: Dialect) -> Option<Outcome> {
     if let Some(kind) = &report.error {
         return Some(Outcome::of_error(kind));
     }
-    let nothing = Report { usage: None, status: Status::Missing, finish: None, error: None, deltas: 0 };
+    let nothing =
+        Report { usage: None, status: Status::Missing, finish: None, error: None, deltas: 0, unread: false };
     if report != nothing {
         return None;
     }

@@ -7,7 +7,7 @@ use crate::{Asking, HEARD, Lease, Pick, Source, Stream};
 use weir::breaker::Shut;
 use weir::pool::{Choice, Message, Spill};
 use weir::request::{Facts, Refusal};
-use weir::wire::{self, Reserve};
+use weir::wire::{self, Event, Reserve};
 use weir_host::{Flow, Host, Of};
 
 impl Pick {
@@ -105,6 +105,18 @@ impl Pick {
         Flow::Hold
     }
 
+    /// The scorers are told of what was chosen without them, so that it counts for others; and so of its end. Says whether they will
+    /// be.
+    fn tell_booked(&mut self, asking: &Asking, endpoint: &str) -> bool {
+        let Lease { pool, id, .. } = asking.lease;
+        let (Some(scorers), Some((name, _))) = (&mut self.scorers, self.pools.get(pool)) else {
+            return false;
+        };
+        let demand = asking.facts.ask(&asking.blocks).demand;
+        let (name, endpoint) = (name.to_owned(), endpoint.to_owned());
+        scorers.note_booked(pool, Event::Booked { pool: name, lease: id, endpoint, demand })
+    }
+
     /// An endpoint has been chosen and booked: say so to Envoy, to the log and to the other workers.
     pub(crate) fn booked(
         &mut self,
@@ -121,7 +133,7 @@ impl Pick {
             Source::Fallback => ("fallback", self.metrics.fallback),
         };
         host.add(metric, 1);
-        let lease = asking.lease;
+        let mut lease = asking.lease;
         if let Some((_, pool)) = self.pools.get(lease.pool) {
             if pool.splits() {
                 host.remove_header(Of::Request, wire::PREFILLER);
@@ -172,6 +184,9 @@ impl Pick {
                 *place = prefill;
             }
             self.tell(host, &message);
+        }
+        if source == "fallback" && self.push.is_none() {
+            lease.asked |= self.tell_booked(asking, endpoint);
         }
         stream.attempts = Attempts::new(order, spill);
         if let Some(after) = hedge {

@@ -15,6 +15,7 @@
 //!
 //! A lease ends in the log callback and nowhere else: it comes to every stream, however it ended.
 
+mod active;
 mod attempts;
 mod choose;
 mod config;
@@ -32,6 +33,7 @@ mod telemetry;
 
 pub use config::{Config, Mode};
 
+use active::Active;
 use attempts::Attempts;
 use peers::{BEAT, Peers};
 use probes::Slot;
@@ -61,6 +63,7 @@ pub struct Pick {
     /// Where the choice is made here by what the scorer tells.
     push: Option<Push>,
     scrape: Option<Scrape>,
+    active: Active,
     /// How often a tick is wanted.
     every: Duration,
     random: Random,
@@ -376,7 +379,9 @@ impl Filter for Pick {
     }
 
     fn told(&mut self, host: &dyn Host, call: u32, reply: Reply) {
-        if let Some(scrape) = self.scrape.as_mut().filter(|scrape| scrape.called(call)) {
+        if self.active.called(call) {
+            self.probed(host, call, &reply);
+        } else if let Some(scrape) = self.scrape.as_mut().filter(|scrape| scrape.called(call)) {
             if let Some((endpoint, report)) = scrape.told(host, call, &reply, &mut self.random) {
                 let said = Message::Said { endpoint, report };
                 self.peers.send(host, &said);
@@ -417,6 +422,7 @@ impl Filter for Pick {
                 }
             }
         }
+        self.probe_actively(host);
         self.peers.keep_up(host);
         if let (Some(scrape), Some(own)) = (&mut self.scrape, self.peers.own()) {
             scrape.ask(host, own, &mut self.random);
@@ -456,6 +462,7 @@ impl Pick {
             every: scrape.as_ref().map_or(BEAT, Scrape::every).min(report),
             scrape,
             push,
+            active: Active::new(&config.pools),
             peers,
             explain: config.explain,
             deadline: config.deadline,

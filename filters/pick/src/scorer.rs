@@ -138,6 +138,16 @@ impl Scorer {
         }
     }
 
+    /// Notes that a request was booked here. Says whether it will be told: while much waits already, what is over there is better
+    /// told than what begins, and the other half is for the ends of these.
+    pub(crate) fn note_booked(&mut self, event: Event) -> bool {
+        let fits = self.events.len() < KEPT / 2;
+        if fits {
+            self.events.push_back(event);
+        }
+        fits
+    }
+
     /// What was to be told.
     pub(crate) fn take(&mut self) -> impl Iterator<Item = Event> {
         self.events.drain(..)

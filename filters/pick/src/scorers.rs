@@ -157,11 +157,22 @@ impl Scorers {
 
     /// Notes what became of a request of the pool at a place.
     pub(crate) fn note(&mut self, pool: usize, event: Event) {
-        let order = self.orders.get(pool).into_iter().flatten();
-        let up = order.clone().find(|at| self.each.get(**at).is_some_and(Scorer::is_up));
-        if let Some(scorer) = up.or(order.clone().next()).and_then(|at| self.each.get_mut(*at)) {
+        if let Some(scorer) = self.told_of(pool) {
             scorer.note(event);
         }
+    }
+
+    /// Notes that a request of that pool was booked here, and says whether that will be told.
+    pub(crate) fn note_booked(&mut self, pool: usize, event: Event) -> bool {
+        self.told_of(pool).is_some_and(|scorer| scorer.note_booked(event))
+    }
+
+    /// Who is told of requests of the pool at a place.
+    fn told_of(&mut self, pool: usize) -> Option<&mut Scorer> {
+        let order = self.orders.get(pool)?;
+        let up = order.iter().find(|at| self.each.get(**at).is_some_and(Scorer::is_up));
+        let at = *up.or(order.first())?;
+        self.each.get_mut(at)
     }
 
     /// Tells what has been noted; what a scorer that is away was to be told, another hears. Whether one is back is found out here and

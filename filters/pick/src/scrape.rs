@@ -160,7 +160,7 @@ impl Engine {
     }
 
     fn fetch(&self, host: &dyn Host, path: &str, timeout: Duration) -> Option<u32> {
-        host.fetch(&Fetch { cluster: &self.cluster, endpoint: &self.asked_at, path, timeout })
+        host.fetch(&Fetch { cluster: &self.cluster, endpoint: &self.asked_at, path, body: &[], timeout })
     }
 
     /// Counts it, and says so where it is another outcome than before.

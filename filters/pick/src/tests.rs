@@ -1,3 +1,4 @@
+mod active;
 mod deadline;
 mod hedge;
 
@@ -212,7 +213,8 @@ fn what_was_not_told_to_a_scorer_that_failed_is_told_later() {
     worker.world().pass(Duration::from_secs(2));
     let trying = ask(&mut worker, 3);
     let again: Reserve = serde_json::from_slice(&trying.see().calls().remove(0).body).unwrap();
-    assert_eq!(again.events, told.events);
+    assert_eq!(again.events[..1], told.events);
+    assert!(matches!(&again.events[1..], [Event::Booked { lease, .. }] if *lease == told.lease), "{again:?}");
 }
 
 #[test]
@@ -237,19 +239,59 @@ fn a_report_that_was_not_heard_is_told_again_even_when_no_request_comes() {
 }
 
 #[test]
-fn a_scorer_that_was_not_asked_is_told_nothing() {
+fn a_scorer_that_comes_back_is_told_what_was_chosen_without_it() {
     let mut worker = Worker::new(&with_scorer("scorer"));
     let mut failing = ask(&mut worker, 1);
     worker.reply(&mut failing, &[(":status", "504")], b"");
     let alone = ask(&mut worker, 2);
     assert!(!alone.held());
+    let places = [&failing, &alone].map(|exchange| destination(exchange)[0].clone());
     worker.finish(alone);
     worker.world().pass(Duration::from_secs(2));
     worker.tick();
-    assert!(worker.calls().is_empty());
+    let report: Vec<Event> = serde_json::from_slice(&worker.calls().remove(0).body).unwrap();
+    let [
+        Event::Booked { endpoint: first, demand, lease: open, .. },
+        Event::Booked { endpoint: second, lease, .. },
+        end,
+    ] = &report[..]
+    else {
+        panic!("{report:?}")
+    };
+    assert_eq!((first, second, demand.prompt_tokens), (&places[0], &places[1], 336));
+    assert_eq!(*end, Event::End { pool: "p".into(), lease: *lease, answered: None });
+    worker.told(&[(":status", "204"), (wire::SCORER, "1")], b"");
     worker.finish(failing);
     worker.tick();
-    assert_eq!(worker.calls().len(), 1, "its reserve may have arrived after all");
+    let report: Vec<Event> = serde_json::from_slice(&worker.calls().remove(0).body).unwrap();
+    assert_eq!(report, [Event::End { pool: "p".into(), lease: *open, answered: None }]);
+}
+
+#[test]
+fn while_a_scorer_is_away_for_long_only_so_much_waits_for_it_and_no_end_is_missing() {
+    let mut worker = Worker::new(&with_scorer("scorer"));
+    let mut failing = ask(&mut worker, 1);
+    worker.reply(&mut failing, &[(":status", "504")], b"");
+    worker.finish(failing);
+    for prompt in 0..6_000 {
+        let exchange = ask(&mut worker, prompt);
+        worker.finish(exchange);
+    }
+    let (mut booked, mut ended) = (Vec::new(), Vec::new());
+    worker.world().pass(Duration::from_secs(2));
+    while worker.tick() {
+        let Some(call) = worker.calls().pop() else { break };
+        for event in serde_json::from_slice::<Vec<Event>>(&call.body).unwrap() {
+            match event {
+                Event::Booked { lease, .. } => booked.push(lease),
+                Event::End { lease, .. } => ended.push(lease),
+                other => panic!("{other:?}"),
+            }
+        }
+        worker.told(&[(":status", "204"), (wire::SCORER, "1")], b"");
+    }
+    assert_eq!(booked, ended);
+    assert!((1_000..=5_000).contains(&booked.len()), "{}", booked.len());
 }
 
 /// Two workers of one Envoy, the second of which joins later.

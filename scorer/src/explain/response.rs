@@ -48,7 +48,7 @@ pub fn response(
         reader.feed(piece);
     }
     let stream = reader.is_stream();
-    let Report { usage, status, finish, error, deltas } = reader.end(true);
+    let Report { usage, status, finish, error, deltas, .. } = reader.end(true);
     let usage = match (usage, status) {
         (Some(usage), Status::Complete | Status::Partial) => Usage {
             input: Some(usage.input),

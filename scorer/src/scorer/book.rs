@@ -1,5 +1,6 @@
 //! The book: pools behind a lock, and what each call does to them.
 
+use super::active::Due;
 use super::decisions::{Decision, Decisions};
 use super::metrics::{Metrics, NO_ENDPOINT};
 use super::replicas::Link;
@@ -19,6 +20,7 @@ use weir::kv::{self, News};
 use weir::limit::Tally;
 use weir::policy::{Attributes, Demand};
 use weir::pool::{Among, Ask, Load, Message, Pools, Precise, Pressure, Report, Said};
+use weir::random::Random;
 use weir::replicas::Listeners;
 use weir::wire::{Event, Reserve, Reserved};
 
@@ -237,7 +239,8 @@ impl Scorer {
     /// Events of pools and leases that are not known here are let go: they are from before a restart.
     fn note(&self, pools: &mut Pools, events: &[Event], now: Instant) {
         for event in events {
-            let (Event::FirstToken { pool, .. }
+            let (Event::Booked { pool, .. }
+            | Event::FirstToken { pool, .. }
             | Event::Attempted { pool, .. }
             | Event::Went { pool, .. }
             | Event::End { pool, .. }) = event;
@@ -264,6 +267,32 @@ impl Scorer {
             }
             Moved::Back => log::info!("pool {pool:?}: {endpoint} is back"),
         }
+    }
+
+    /// Whether any pool tries endpoints that are out without a client's request.
+    pub(super) fn probes_actively(&self) -> bool {
+        self.pools().iter().any(|(_, pool)| pool.active_probe().is_some())
+    }
+
+    /// Books a probe of each endpoint that is due for one.
+    pub(super) fn due(&self, random: &mut Random) -> Vec<Due> {
+        let mut pools = self.pools();
+        let now = self.clock.now();
+        let mut due = Vec::new();
+        for (place, (name, pool)) in pools.iter().enumerate() {
+            let Some(probe) = pool.active_probe() else { continue };
+            due.extend(pool.to_probe(now).map(|endpoint| {
+                let (pool, endpoint, probe) = (name.to_owned(), endpoint.to_owned(), probe.clone());
+                (place, Due { pool, endpoint, lease: random.next(), probe })
+            }));
+        }
+        let booked = |(place, due): (usize, Due)| {
+            let message = Message::booked(place as u16, due.lease, &due.endpoint, &Ask::default(), true);
+            pools.hear(&message, now);
+            self.tell(message);
+            due
+        };
+        due.into_iter().map(booked).collect()
     }
 
     /// Ends the leases whose time is up, and forgets the proxies that have gone.

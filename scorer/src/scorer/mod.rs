@@ -14,6 +14,7 @@
 //! unknown and ignored; what was believed comes back with the traffic. A lease of which nobody reports the end
 //! ends by itself.
 
+mod active;
 mod book;
 mod config;
 mod decisions;
@@ -28,6 +29,7 @@ mod shares;
 mod store;
 mod watch;
 
+pub use active::probe;
 pub use book::{PoolLoad, Scorer};
 pub use config::Config;
 pub use decisions::Decision;
@@ -100,6 +102,9 @@ pub fn run(file: &Path, listen: Option<SocketAddr>) -> anyhow::Result<()> {
         }
         if let Some(signals) = config.signals.clone() {
             tokio::spawn(scrape(Arc::clone(&scorer), signals));
+        }
+        if scorer.probes_actively() {
+            tokio::spawn(probe(Arc::clone(&scorer)));
         }
         precise::listen(&scorer, &config)?;
         discovery::follow(&scorer, &config.discovery)?;

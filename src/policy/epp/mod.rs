@@ -18,6 +18,7 @@ mod labels;
 mod latency;
 mod load;
 mod no_hit_lru;
+mod not_carried;
 mod pd;
 mod prefix;
 mod relative;

@@ -3,6 +3,7 @@
 use super::super::pickers::{Any, Best, Share};
 use super::super::{Keep, Need, Pick, Score};
 use super::disagg::{self, Decider, Handler};
+use super::not_carried::NOT_CARRIED;
 use super::{
     affinity, checked, context_length, keep, kv_cache, labels, latency, load, no_hit_lru, prefix, relative,
 };
@@ -322,72 +323,6 @@ static PLUGINS: &[Plugin] = &[
     row("request-attribute-reporter", Make::Elsewhere("`meter` publishes what answers used"), Ok),
     elsewhere("header-based-testing-filter", "the scorer's `picker.conformance` does it"),
     elsewhere("destination-endpoint-served-verifier", "the scorer's `picker.conformance` does it"),
-];
-
-const NO_CLUSTERS: &str = "endpoints are engines: no metrics of whole clusters are scraped";
-
-/// What llm-d has and Weir has not, and why.
-const NOT_CARRIED: &[(&str, &str)] = &[
-    ("metric-scorer", "only waiting, running, KV usage and adapters are read of engines' metrics"),
-    (
-        "label-producer",
-        "labels are attributes.ADDRESS.labels; only filters and context-length-aware go by them",
-    ),
-    (
-        "endpoint-attribute-weight-scorer",
-        "only policies that weigh go by weights; see attributes.ADDRESS.weight",
-    ),
-    ("accelerator-capability-aware", "write ranges of tokens, and context-length-aware"),
-    ("lora-load-state-scorer", "engines do not say what they hold in host memory; use lora-affinity-scorer"),
-    ("latency-observation-scorer-hub", "use latency-scorer, or the policy peak_ewma"),
-    ("latency-observer-producer-hub", "averages are learned from answers"),
-    ("model-affinity-filter", "a pool is of the models that its endpoints serve: make one pool a model"),
-    ("header-phase-profile-handler", "pick reads no headers of clients"),
-    ("prompt-length-based-pd-decider", "use promptTokens of prefix-based-pd-decider"),
-    ("topology-extractor", "use labels and label-selector-filter"),
-    ("max-saturation-detector", "admission by saturation is not built"),
-    ("reserve-endpoint", "clients do not learn of an endpoint before their request goes there"),
-    ("multicluster-queue-scorer", NO_CLUSTERS),
-    ("multicluster-kv-cache-utilization-scorer", NO_CLUSTERS),
-    ("multicluster-prefix-cache-scorer", NO_CLUSTERS),
-    ("multicluster-session-affinity-filter", NO_CLUSTERS),
-    ("multicluster-approx-prefix-cache-producer", NO_CLUSTERS),
-    ("multicluster-metrics-data-source", NO_CLUSTERS),
-    ("multicluster-metrics-extractor", NO_CLUSTERS),
-    ("multicluster-file-discovery", NO_CLUSTERS),
-    ("endpoint-attribute-scorer", "attributes of other exporters (GPU) are not scraped"),
-    ("endpoint-attribute-filter", "attributes of other exporters (GPU) are not scraped"),
-    ("dcgm-data-source", "other exporters are not scraped"),
-    ("dcgm-extractor", "other exporters are not scraped"),
-    ("models-responder", "a GET of /v1/models is answered by one endpoint"),
-    (
-        "mm-embeddings-cache-scorer",
-        "caches of image embeddings are not followed; images count as prefix blocks",
-    ),
-    ("mm-embeddings-cache-producer", "caches of image embeddings are not followed"),
-    (
-        "burst-prefix-cache-producer",
-        "requests are not held to be grouped; what was sent counts as cached at once",
-    ),
-    ("p2p-source-producer", "caches are not moved between engines"),
-    ("topology-affinity-scorer", "use labels and label-selector-filter"),
-    ("topology-affinity-filter", "use labels and label-selector-filter"),
-    ("header-label-affinity-scorer", "pick reads no headers of clients"),
-    ("header-profile-handler", "pick reads no headers of clients"),
-    ("data-parallel-profile-handler", "list each rank as an endpoint of its own"),
-    ("dp-rank-header-handler", "list each rank as an endpoint of its own"),
-    ("always-disagg-multimodal-decider", "encode is not split off"),
-    ("latency-slo-admitter", "nothing is refused for its objective"),
-    ("probabilistic-admitter", "nothing is refused by saturation; see limit"),
-    ("concurrency-detector", "admission by saturation is not built"),
-    ("priority-holdback-policy", "admission by saturation is not built; see limit"),
-    ("soft-reflective-ceiling-policy", "admission by saturation is not built; see limit"),
-    ("sheddable-eviction-filter", "requests in flight are not evicted"),
-    ("priority-then-time-eviction-order-policy", "requests in flight are not evicted"),
-    ("thunder-agent", "admission of agents' turns is not built"),
-    ("disaggregatedset-rollout-screener", "rollouts are not known"),
-    ("vllmgrpc-parser", "gRPC passes untouched"),
-    ("vertexai-parser", "its path is not a dialect"),
 ];
 
 /// The plugin of a type.

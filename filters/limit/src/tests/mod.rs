@@ -131,8 +131,7 @@ fn an_answer_nobody_read_costs_what_was_reserved() {
     assert_eq!(metric(worker.world(), "charged_tokens_total"), 100);
     let mut gzip = worker.request(&KEY, &[(wire::FACTS, FACTS)], true);
     worker.response(&mut gzip, "10.0.0.1:1", &SSE);
-    gzip.see().set_property("response.headers.content-encoding", b"gzip");
-    gzip.see().set_property(wire::USAGE, b"status=missing");
+    gzip.see().set_property(wire::USAGE, b"status=missing unread=1");
     worker.finish(gzip);
     assert_eq!(metric(worker.world(), "charged_tokens_total"), 200);
 }

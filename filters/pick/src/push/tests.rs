@@ -55,7 +55,7 @@ impl Hub {
     /// Another proxy books at an endpoint.
     fn booked(&mut self, lease: u64, endpoint: &str, prompt: u64) {
         let blocks = blocks(prompt);
-        let demand = Demand { prompt_tokens: 336, prompt_units: 21, ..Demand::default() };
+        let demand = Demand { prompt_tokens: 336, prompt_units: 21, stream: true, ..Demand::default() };
         let ask = Ask { blocks: &blocks, demand, prompt: None };
         let message = Message::booked(0, lease, endpoint, &ask, false);
         self.pools.hear(&message, self.world.now());
