@@ -100,6 +100,9 @@ fn frames_survive_the_way_and_nonsense_is_let_go() {
         (0..bytes.len()).for_each(|n| drop(Frame::decode(&bytes[..n])));
     }
     assert_eq!(Frame::decode(b"\x02\x00"), None);
+    let names = vec![String::new(); 1 << 17];
+    let many = Frame { names, ..one.replicas.hello(&one.pools, None) };
+    assert_eq!(Frame::decode(&many.encode()), None, "more pools than messages can be about");
     assert_eq!(Frame::decode(b"\x01\x09aaaaaaaaaaaa"), None);
 }
 
