@@ -1,7 +1,7 @@
 //! Every configuration that is shipped is right, and a misspelt one is refused where it is wrong.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
-use rig::{envoy_binary, filter_config, repository, shipped};
+use rig::{envoy_binary, filter_config, find_all, repository, shipped};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -71,6 +71,20 @@ fn envoy_itself_accepts_what_is_shipped() {
         let output = envoy.output().unwrap();
         assert!(output.status.success(), "{file}: {}", said(&output));
     }
+}
+
+/// Frames are of the client's cutting, and all requests share the connection that Envoy closes at its limit of them.
+#[test]
+fn one_clients_tiny_pieces_do_not_close_the_connection_to_the_picker() {
+    let mut envoy = shipped("envoy/picker.yaml").unwrap();
+    let named =
+        find_all(&mut envoy, &|value| value["name"] == "picker" && value["load_assignment"].is_object());
+    assert_eq!(named.len(), 1);
+    let cluster = &named[0];
+    let options = &cluster["typed_extension_protocol_options"]["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"];
+    let most = &options["explicit_http_config"]["http2_protocol_options"]["max_outbound_frames"];
+    // A body of the largest size in pieces of a byte.
+    assert!(most.as_u64() > Some(32 << 20), "{most}");
 }
 
 #[test]

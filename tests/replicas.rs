@@ -234,6 +234,65 @@ async fn without_the_store_each_goes_on_with_what_it_knows_and_they_agree_afterw
     }
 }
 
+/// Another store may take over with another clock, and who else uses the store may write what is not meant for scorers.
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_stands_in_the_store_they_hear_each_other_again() {
+    const TOLD: &str = "weir:replicas:1:{default}:told";
+    const LIVING: &str = "weir:replicas:1:{default}:living";
+    let pair = Pair::start(nowhere(4), json!({"replicas": {"beat_ms": 200}})).await;
+    let nonsense = "for n = 1, 2000 do redis.call('XADD', KEYS[1], '*', 'f', 'nonsense') end";
+    let mut lease = 0;
+    for (what, commands) in [
+        ("nonsense", vec![vec!["EVAL", nonsense, "1", TOLD]]),
+        ("a clock that is hours ahead", vec![vec!["XADD", TOLD, "9999999999999-0", "f", "x"]]),
+        ("its last number", vec![vec!["XADD", TOLD, "18446744073709551615-18446744073709551615", "f", "x"]]),
+        ("another kind of key", vec![vec!["DEL", TOLD], vec!["SET", TOLD, "x"]]),
+        ("another kind of list", vec![vec!["DEL", LIVING], vec!["SET", LIVING, "x"]]),
+        ("one that lives for ever", vec![vec!["ZADD", LIVING, "9e18", "00000000deadbeef"]]),
+        ("nothing", vec![vec!["FLUSHALL"]]),
+    ] {
+        commands.iter().for_each(|command| drop(pair.redis.ask(command).unwrap()));
+        for scorer in &pair.scorers {
+            lease += 1;
+            reserve(scorer, lease, 1, 30).await;
+        }
+        pair.count(&[0, 1], 2, SOON).await;
+        end(&pair.scorers[0], [lease - 1, lease]).await;
+        pair.count(&[0, 1], 0, SOON).await;
+        for scorer in &pair.scorers {
+            let both = async || {
+                metric(scorer, "weir_scorer_replicas").await == 1.0
+                    && metric(scorer, "weir_scorer_replicas_up").await == 1.0
+            };
+            wait_until("the link is up", SOON, both).await.unwrap_or_else(|e| panic!("{what}: {e}"));
+        }
+        assert_eq!(pair.redis.ask(&["TYPE", TOLD]).unwrap(), "stream", "{what}");
+    }
+    for scorer in &pair.scorers {
+        let said = lines(&scorer.log(), "makes no sense");
+        assert!((1..20).contains(&said), "{said} lines: {}", scorer.log());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_waited_for_the_store_passes_a_narrow_way_to_it() {
+    let pair = Pair::start(nowhere(4), json!({"store": {"timeout_ms": 200}})).await;
+    pair.redis.process.hang();
+    for scorer in &pair.scorers {
+        let noticed = async || metric(scorer, "weir_scorer_replicas_up").await == 0.0;
+        wait_until("the store is away", SOON, noticed).await.unwrap();
+    }
+    // 32 KB each: half a second's worth of the way, and no call may take that long.
+    for lease in 1..=40 {
+        reserve(&pair.scorers[0], lease, lease, 4_000).await;
+    }
+    pair.relay.way(Way::Narrow(2 << 20));
+    pair.redis.process.go_on();
+    pair.count(&[0, 1], 40, SOON).await;
+    end(&pair.scorers[1], 1..=40).await;
+    pair.count(&[0, 1], 0, SOON).await;
+}
+
 /// Two gateways, or three, of the engines of the first, and what each of them asks.
 async fn gateways(
     number: usize,

@@ -4,7 +4,8 @@
 use futures_util::future::join_all;
 use reqwest::{Response, StatusCode};
 use rig::{
-    Edit, Gateway, MODELS, Redis, Relay, Setup, Way, chat, fields, lead_cluster, request_id, wait_until,
+    Edit, Gateway, MODELS, Redis, Relay, Scorer, Setup, Way, chat, fields, lead_cluster, request_id,
+    wait_until,
 };
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -273,6 +274,66 @@ async fn scorers_share_a_store_which_forgets_idle_keys_and_knows_no_credential()
     assert!((1..=10 * windows).contains(&admitted), "{admitted} in {windows} windows");
 }
 
+/// What a scorer answers to a proxy that wants 100 of 1,000 of each of these keys.
+async fn claim(scorer: &Scorer, keys: std::ops::Range<u64>) -> Option<Value> {
+    let part = json!({"limit": 1000, "window_ms": 60_000, "keep": 0, "used": 0, "reset_ms": 0, "want": 100});
+    let claim = |key: u64| json!({"rule": 1, "key": key, "turn": 1, "parts": [part]});
+    let claims = json!({"proxy": 9, "lease_ms": 500, "keys": keys.map(claim).collect::<Vec<_>>()});
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let answer = client.post(format!("{}/v1/allowances", scorer.url)).json(&claims).send().await.unwrap();
+    match answer.status() {
+        StatusCode::OK => Some(answer.json().await.unwrap()),
+        _ => None,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_wrong_in_the_store_is_nothing_to_other_keys_and_heals_within_a_lease() {
+    const MARK: &str = "weir:limit:1:since";
+    let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let redis = Redis::start(dirs[0].path()).await.unwrap();
+    let store = json!({"url": redis.url, "timeout_ms": 100, "retry_ms": 50, "failure_mode": "closed"});
+    let edit: Edit = Box::new(move |scorer| scorer["store"] = store.clone());
+    let nobody = [vec!["127.0.1.1:9".to_owned()], vec!["127.0.2.1:9".to_owned()]];
+    let scorer =
+        Scorer::start(dirs[1].path(), "envoy/scorer.yaml", &nobody, Some(&edit), "info").await.unwrap();
+    let mut key = 1_000;
+    let mut granted = async |what: &str| {
+        let granted = async || {
+            key += 1;
+            let granted = claim(&scorer, key..key + 1).await;
+            granted.is_some_and(|granted| granted["keys"][0]["parts"][0]["amount"] == 100)
+        };
+        wait_until(what, SOON, granted).await.unwrap();
+    };
+    granted("it has settled").await;
+    for odd in ["abc", "99999999999999999999999", "18446744073709551615"] {
+        redis.ask(&["SET", MARK, odd]).unwrap();
+        granted(odd).await;
+    }
+    redis.ask(&["DEL", MARK]).unwrap();
+    redis.ask(&["HSET", MARK, "a", "b"]).unwrap();
+    granted("a mark of another kind").await;
+    redis.ask(&["HSET", "weir:limit:1:{0000000000000001.0000000000000002}", "a", "b"]).unwrap();
+    redis
+        .ask(&[
+            "EVAL",
+            "redis.call('SET', KEYS[1], '\\255')",
+            "1",
+            "weir:limit:1:{0000000000000001.0000000000000003}",
+        ])
+        .unwrap();
+    let all = async || {
+        let granted = claim(&scorer, 1..5).await;
+        granted.is_some_and(|granted| (0..4).all(|at| granted["keys"][at]["parts"][0]["amount"] == 100))
+    };
+    wait_until("all keys are granted, broken or not", SOON, all).await.unwrap();
+    // Far more than fit into one call's time.
+    let many =
+        async || claim(&scorer, 10_000..18_000).await.is_some_and(|all| all["keys"][7_999]["turn"] == 1);
+    wait_until("many keys are granted", SOON, many).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn while_the_store_dies_hangs_and_is_flushed_nothing_hangs_and_it_recovers() {
     for mode in ["open", "closed"] {
@@ -422,4 +483,31 @@ async fn what_a_gateway_that_died_held_is_free_after_its_lease_and_a_window() {
     // 1.2 s of lease and 4 s of window.
     let free = async || send(&second, KEY, &hundred(0)).await.status() == 200;
     wait_until("what it held is free", SOON, free).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slots_that_another_gateway_has_are_waited_for_and_its_line_does_not_keep_them() {
+    let mut limit = limit(600, json!({}));
+    let queue = json!({"size": 100, "timeout_ms": 60_000});
+    limit["limits"][0] = json!({"name": "l", "key": ["api_key"], "max_in_flight": 2, "queue": queue});
+    // Answers of about 150 ms: the first gateway's line takes two seconds at the least.
+    let gateways = two(&limit, true, Config { decode_ms: 2.5, ..Config::default() }).await;
+    const LINE: usize = 30;
+    let answered = std::sync::atomic::AtomicUsize::new(0);
+    let first = join_all((0..LINE).map(|turn| {
+        let (gateway, answered) = (&gateways[0], &answered);
+        async move {
+            let status = send_hundred(gateway, turn).await;
+            answered.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            status
+        }
+    }));
+    let second = async {
+        wait_until("a line", SOON, async || stat(&gateways[..1], "queued_total").await > 0).await.unwrap();
+        let statuses = join_all((0..2).map(|turn| send_hundred(&gateways[1], turn))).await;
+        (statuses, answered.load(std::sync::atomic::Ordering::Relaxed))
+    };
+    let (first, (second, before)) = tokio::join!(first, second);
+    assert!(first.iter().chain(&second).all(|status| *status == 200), "{first:?}, {second:?}");
+    assert!(before < LINE, "the other gateway was served after the whole line");
 }

@@ -2,7 +2,14 @@
 //! it takes to know engines.
 //!
 //! Natively; in Envoy's V8 the same code takes about 1.6 times as long.
-#![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a benchmark")]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::disallowed_methods,
+    reason = "a benchmark"
+)]
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use serde_json::json;
@@ -12,6 +19,7 @@ use std::hint::black_box;
 use std::time::Duration;
 use weir::breaker::{self, Breaker, Circuit, Config as BreakerConfig, Reason};
 use weir::instant::Instant;
+use weir::kv;
 use weir::limit::{
     Asked, Claims, Heard, Ledger, Limits, Outcome, Reach, Spend, Store, Verdict, Wait, Waiting,
 };
@@ -158,6 +166,49 @@ fn index(c: &mut Criterion) {
             index.matched(black_box(&prompts[turn % prompts.len()]))
         });
     });
+}
+
+/// An endpoint leaves, whose engine has said that it holds as much as is remembered of one.
+fn leaving(c: &mut Criterion) {
+    const PROMPT: u32 = 64;
+    let config = kv::Config::default();
+    let address = |n: usize| format!("10.0.0.{n}:8000");
+    let fill = |pool: &mut Pool, n: usize, blocks: u32| {
+        for first in (0..blocks).step_by(PROMPT as usize) {
+            let stored = kv::Stored {
+                blocks: (first..first + PROMPT).map(u64::from).collect(),
+                tokens: (first..first + PROMPT).flat_map(|block| [block; 16]).collect(),
+                block_tokens: 16,
+                whole: true,
+                ..kv::Stored::default()
+            };
+            let batch = kv::Batch { events: vec![kv::Event::Stored(stored)], ..kv::Batch::default() };
+            pool.told(&address(n), 0, &kv::News::Batch(batch));
+        }
+    };
+    let mut group = c.benchmark_group("precise/an endpoint leaves");
+    group.sample_size(10);
+    for (endpoints, blocks) in [(2, 1 << 12), (2, 1 << 18), (16, 1 << 18)] {
+        let all: Vec<String> = (0..endpoints).map(address).collect();
+        let mut pool = Pool::new(&Config::default(), &all, 7).unwrap();
+        pool.listen(&config, 1);
+        (0..endpoints).for_each(|n| fill(&mut pool, n, blocks));
+        assert!(pool.precise(NOW).all(|one| one.known.blocks == u64::from(blocks)));
+        group.bench_function(format!("{blocks} blocks each, {endpoints} endpoints"), |b| {
+            b.iter_custom(|times| {
+                let mut took = Duration::ZERO;
+                for _ in 0..times {
+                    let before = std::time::Instant::now();
+                    pool.set_endpoints(&all[1..]).unwrap();
+                    took += before.elapsed();
+                    pool.set_endpoints(&all).unwrap();
+                    fill(&mut pool, 0, blocks);
+                }
+                took
+            });
+        });
+    }
+    group.finish();
 }
 
 /// Bytes of memory that the process has, where the system tells.
@@ -382,5 +433,5 @@ fn breaker(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, index, requests, answers, limits, queues, scrapes, choices, breaker);
+criterion_group!(benches, index, leaving, requests, answers, limits, queues, scrapes, choices, breaker);
 criterion_main!(benches);

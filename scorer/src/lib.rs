@@ -14,6 +14,7 @@
 //! | [`load`] | sends the lab's traffic to a real gateway |
 //! | [`traffic`] | what the two ask of a pool, and where the figures go |
 //! | [`otel`] | metrics and spans to an OpenTelemetry collector |
+//! | `http` | what a connection to the scorer may cost |
 //! | [`litellm`] | makes a configuration of a LiteLLM proxy's |
 //! | [`document`] | files to JSON values |
 //! | [`clock`] | the only clock |
@@ -27,6 +28,7 @@ pub mod clock;
 pub mod discovery;
 pub mod document;
 pub mod explain;
+mod http;
 pub mod kv_events;
 pub mod lab;
 pub mod litellm;
@@ -34,5 +36,6 @@ pub mod load;
 pub mod otel;
 pub mod picker;
 pub mod scorer;
+mod seldom;
 pub mod tokens;
 pub mod traffic;

@@ -201,3 +201,52 @@ async fn a_file_is_followed_and_a_broken_one_changes_nothing() {
     replace(&file, "endpoints: []");
     become_these(&scorer, &[]).await;
 }
+
+#[tokio::test]
+async fn a_service_whose_host_is_dead_and_an_address_of_nobody_are_left_out() {
+    let zone = Arc::new(Mutex::new(Zone { ttl_s: 600, ..Zone::default() }));
+    set(&zone, "_http._tcp.more.test", RecordType::SRV, vec![srv(81, "x.test."), srv(82, "y.test.")]);
+    set(&zone, "x.test", RecordType::A, vec![a("10.1.0.1")]);
+    set(&zone, "y.test", RecordType::A, vec![a("10.1.0.2")]);
+    let odd = ["10.0.0.1", "0.0.0.0", "224.0.0.1", "255.255.255.255"];
+    set(&zone, "engines.test", RecordType::A, odd.map(a).to_vec());
+    set(&zone, "engines.test", RecordType::AAAA, vec![aaaa("::"), aaaa("ff02::1")]);
+    let server = name_server(Arc::clone(&zone)).await;
+    let names = ["engines.test:8000", "_http._tcp.more.test"];
+    let (scorer, _) = scorer(&json!({"dns": names, "interval_ms": 50, "server": server}));
+    become_these(&scorer, &["10.0.0.1:8000", "10.1.0.1:81", "10.1.0.2:82"]).await;
+    // One of the hosts goes, and the other one moves.
+    let gone = ("y.test".to_owned(), RecordType::A);
+    zone.lock().unwrap().records.remove(&gone);
+    set(&zone, "x.test", RecordType::A, vec![a("10.1.0.3")]);
+    become_these(&scorer, &["10.0.0.1:8000", "10.1.0.3:81"]).await;
+    // A port that is none is no endpoint, and where nothing is left all stays.
+    set(&zone, "_http._tcp.more.test", RecordType::SRV, vec![srv(0, "x.test.")]);
+    set(&zone, "engines.test", RecordType::A, vec![a("10.0.0.9")]);
+    become_these(&scorer, &["10.0.0.9:8000", "10.1.0.3:81"]).await;
+}
+
+#[tokio::test]
+async fn a_file_that_is_a_pipe_or_nested_without_end_holds_up_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("endpoints.yaml");
+    std::fs::write(&file, "endpoints: ['10.0.0.1:80']\n").unwrap();
+    let (scorer, _) = scorer(&json!({"file": file}));
+    become_these(&scorer, &["10.0.0.1:80"]).await;
+    std::fs::remove_file(&file).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    let replace = |text: &str| {
+        let other = dir.path().join("other");
+        std::fs::write(&other, text).unwrap();
+        std::fs::rename(&other, &file).unwrap();
+    };
+    // Whoever opened the pipe would wait for ever.
+    replace("endpoints: ['10.0.0.2:80']\n");
+    become_these(&scorer, &["10.0.0.2:80"]).await;
+    // A minute of the reader's time, and longer than the patience here.
+    replace(&format!("endpoints: {}", "[".repeat(300_000)));
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    replace("endpoints: ['10.0.0.3:80']\n");
+    become_these(&scorer, &["10.0.0.3:80"]).await;
+}

@@ -65,6 +65,18 @@ fn a_sweep_draws_one_curve_a_policy() {
 }
 
 #[test]
+fn a_pool_that_splits_prompts_from_answers_is_compared_with_one_that_does_not() {
+    let table = printed(&[&["compare", "--prefillers", "1"], &SMALL[..]].concat());
+    let split = |policy: &str| {
+        let line = table.lines().find(|line| line.starts_with(&format!("{policy} "))).unwrap();
+        line.split_whitespace().last().unwrap().parse::<u32>().unwrap()
+    };
+    assert_eq!((split("split-always"), split("least_prefill")), (300, 0), "{table}");
+    let some = split("split-uncached-512");
+    assert!(some > split("split-uncached-4096") && some < 300, "{table}");
+}
+
+#[test]
 fn a_trace_file_of_ones_own_is_read() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("mine.csv");
@@ -101,6 +113,18 @@ fn an_engine_is_made_of_what_was_measured_and_can_be_run() {
     std::fs::write(file("engines.json"), engines).unwrap();
     let more = ["--engines", &file("engines.json"), "--engine", "found", "--policy", "p2c"];
     assert!(printed(&[&["run"], &SMALL[..], &more].concat()).contains("3 x found"));
+}
+
+#[test]
+fn the_example_of_a_calibration_is_what_its_log_gives() {
+    let log = concat!(env!("CARGO_MANIFEST_DIR"), "/../lab/calibration/vllm-cpu.csv");
+    let read = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap()["cpu-llama-13m"].clone();
+    let found = read(&printed(&["calibrate", "--log", log, "--name", "cpu-llama-13m"]));
+    let kept = read(include_str!("../../lab/engines.json"));
+    for cost in ["overhead_us", "prefill_us", "decode_us", "pair_ns", "read_us", "kv_ns"] {
+        let (found, kept) = (found[cost].as_f64().unwrap(), kept[cost].as_f64().unwrap());
+        assert!((found - kept).abs() <= 0.01 * kept, "{cost}: {found} from the log, {kept} kept");
+    }
 }
 
 #[test]
@@ -157,6 +181,8 @@ fn what_is_wrong_is_named() {
         (&["run", "--routing", "{\"proxys\": 2}"], "proxys"),
         (&["run", "--lost", "2"], "lost: 2"),
         (&["run", "--kill", "9@5"], "endpoint 9: there are 8"),
+        (&["run", "--prefillers", "8"], "--prefillers 8: expected fewer than there are endpoints"),
+        (&["run", "--kv-ms=-1"], "--kv-ms -1: expected 0 to 1e9"),
         (&["run", "--speed", "0"], "--speed: expected a number above 0"),
         (&["sweep", "--speeds", "1,-1"], "--speeds: expected numbers above 0"),
     ] {

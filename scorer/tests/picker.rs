@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests")]
 
+use bytes::{Buf, BufMut};
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
 use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_client::ExternalProcessorClient;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Asked;
@@ -11,13 +12,14 @@ use serde_json::json;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::Endpoint;
-use tonic::{Request, Streaming};
+use tonic::{Request, Status, Streaming};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -57,6 +59,14 @@ impl Running {
 
     /// A chat request in the protocol's own mode, up to its answer.
     async fn ask(&self, pool: Option<&'static str>) -> (mpsc::Sender<ProcessingRequest>, Said, Told) {
+        self.send(pool, br#"{"model":"m","messages":[]}"#).await
+    }
+
+    async fn send(
+        &self,
+        pool: Option<&'static str>,
+        body: &[u8],
+    ) -> (mpsc::Sender<ProcessingRequest>, Said, Told) {
         let mut client = ExternalProcessorClient::connect(self.url()).await.unwrap();
         let (say, heard) = mpsc::channel(8);
         let mut request = Request::new(ReceiverStream::new(heard));
@@ -68,11 +78,7 @@ impl Running {
         };
         let headers = [(":method", "POST"), (":path", "/v1/chat/completions")].iter().map(header).collect();
         let headers = HttpHeaders { headers: Some(HeaderMap { headers }), ..HttpHeaders::default() };
-        let body = HttpBody {
-            body: br#"{"model":"m","messages":[]}"#.to_vec(),
-            end_of_stream: true,
-            ..HttpBody::default()
-        };
+        let body = HttpBody { body: body.to_vec(), end_of_stream: true, ..HttpBody::default() };
         for asked in [Asked::RequestHeaders(headers), Asked::RequestBody(body)] {
             say.send(ProcessingRequest { request: Some(asked), ..ProcessingRequest::default() })
                 .await
@@ -167,4 +173,101 @@ async fn told_to_stop_it_lets_a_request_go_on_and_then_ends() {
     drop((say, said));
     tokio::time::timeout(PATIENCE, server).await.expect("it ends").unwrap().unwrap();
     assert_eq!(scorer.loads()[0].leases, 0);
+}
+
+/// Messages as bytes, whatever they are.
+struct Plain;
+
+impl Codec for Plain {
+    type Encode = Vec<u8>;
+    type Decode = ();
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self
+    }
+}
+
+impl Encoder for Plain {
+    type Item = Vec<u8>;
+    type Error = Status;
+
+    fn encode(&mut self, item: Vec<u8>, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        buffer.put_slice(&item);
+        Ok(())
+    }
+}
+
+impl Decoder for Plain {
+    type Item = ();
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<()>, Status> {
+        buffer.advance(buffer.remaining());
+        Ok(Some(()))
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_decoded_ends_the_stream_with_an_error_and_not_as_leave_to_go_on() {
+    let running = start(|_| {}).await;
+    let channel = Endpoint::from_shared(running.url()).unwrap().connect().await.unwrap();
+    let mut client = tonic::client::Grpc::new(channel);
+    client.ready().await.unwrap();
+    // A string with a byte that is no text, in the metadata of dynamic fields: prost refuses the whole message.
+    let string = b"\x42\x05\x0a\x03\x0a\x01\xff".to_vec();
+    let path = "/envoy.service.ext_proc.v3.ExternalProcessor/Process".parse().unwrap();
+    let asked = Request::new(tokio_stream::once(string));
+    let status = match client.streaming(asked, path, Plain).await {
+        Ok(answer) => answer.into_inner().message().await.unwrap_err(),
+        Err(status) => status,
+    };
+    assert_eq!(status.code(), tonic::Code::Internal, "{status:?}");
+}
+
+#[tokio::test]
+async fn a_message_that_is_too_long_to_be_read_is_answered_413() {
+    let running = start(|config| config["picker"]["request"] = json!({"max_body_bytes": 1000})).await;
+    let (_say, _said, told) = running.send(None, &vec![b' '; 10 << 20]).await;
+    assert!(matches!(told, Told::ImmediateResponse(refused) if refused.status.as_ref().unwrap().code == 413));
+}
+
+#[tokio::test]
+async fn streams_that_are_reset_at_once_cost_nobody_else_the_connection() {
+    const STREAMS: u32 = 500;
+    let running = start(|_| {}).await;
+    let frame = |kind: u8, flags: u8, stream: u32, payload: &[u8]| {
+        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+    };
+    // HPACK: POST, http, and two literals.
+    let path = b"/envoy.service.ext_proc.v3.ExternalProcessor/Process";
+    let head = [&[0x83, 0x86, 0x04, path.len() as u8], &path[..], &[0x01, 1, b'x']].concat();
+    let mut bytes = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &frame(4, 0, 0, &[])].concat();
+    for stream in (0..STREAMS).map(|n| 2 * n + 1) {
+        bytes.extend(frame(1, 4, stream, &head));
+        bytes.extend(frame(3, 0, stream, &8_u32.to_be_bytes()));
+    }
+    bytes.extend(frame(6, 0, 0, b"the ping"));
+    let mut connection = TcpStream::connect(running.address).await.unwrap();
+    connection.write_all(&bytes).await.unwrap();
+    let answered = async {
+        loop {
+            let mut head = [0; 9];
+            connection.read_exact(&mut head).await.unwrap();
+            let [a, b, c, kind, flags, ..] = head;
+            assert_ne!(kind, 7, "GOAWAY");
+            let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
+            connection.read_exact(&mut payload).await.unwrap();
+            if (kind, flags) == (6, 1) && payload == b"the ping" {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, answered).await.unwrap();
 }

@@ -299,15 +299,18 @@ impl Circuit {
         known.then_some(Snapshot { out, held: self.held, trips: self.trips, cooldown: self.cooldown })
     }
 
-    /// Takes over what another worker knows, unless more is known here.
-    pub fn adopt(&mut self, snapshot: &Snapshot) {
+    /// Takes over what another worker knows, unless more is known here. For longer than it would be here nobody is out by another's
+    /// word.
+    pub fn adopt(&mut self, breaker: &Breaker, snapshot: &Snapshot, now: Instant) {
+        let (longest, longest_held) = (breaker.longest(), breaker.longest_hold());
         if let (State::Closed, Some(until)) = (self.state, snapshot.out) {
-            self.state = State::Out { until, passed: 0 };
+            self.state = State::Out { until: until.min(now + longest.max(longest_held)), passed: 0 };
             self.trips = snapshot.trips;
             self.trips_ever = self.trips_ever.saturating_add(1);
-            self.cooldown = snapshot.cooldown;
+            self.cooldown = snapshot.cooldown.min(longest);
         }
-        self.held = self.held.max(snapshot.held);
+        let held = snapshot.held.map(|(until, status)| (until.min(now + longest_held), status));
+        self.held = self.held.max(held);
     }
 }
 

@@ -142,6 +142,17 @@ impl Breaker {
         self.config.rules.iter()
     }
 
+    /// The longest that a cooldown lasts.
+    fn longest(&self) -> Duration {
+        let most = Duration::from_millis(self.config.max_trip_duration_ms.get());
+        self.rules().map(Rule::trip_duration).fold(most, Duration::max)
+    }
+
+    /// The longest that an endpoint is left alone for its own word.
+    fn longest_hold(&self) -> Duration {
+        Duration::from_millis(self.config.max_retry_after_ms.max(self.config.hold_off_ms))
+    }
+
     /// The endpoint's own word, as far as it is believed.
     fn hint(&self, outcome: &Outcome) -> Option<Duration> {
         let most = Duration::from_millis(self.config.max_retry_after_ms);

@@ -212,10 +212,32 @@ fn who_joins_learns_who_is_out() {
     assert_eq!(circuit.snapshot(), None);
     trip(&breaker, &mut circuit, 0);
     circuit.note(&breaker, None, &busy(7), at(0));
-    joined.adopt(&circuit.snapshot().unwrap());
+    joined.adopt(&breaker, &circuit.snapshot().unwrap(), at(0));
     assert_eq!((joined.free_at(), joined.standing(at(0))), (at(7_000), Standing::Cooldown));
-    joined.adopt(&Snapshot { out: Some(at(1)), held: None, trips: 1, cooldown: Duration::ZERO });
+    let sooner = Snapshot { out: Some(at(1)), held: None, trips: 1, cooldown: Duration::ZERO };
+    joined.adopt(&breaker, &sooner, at(0));
     assert_eq!(joined.free_at(), at(7_000));
+}
+
+#[test]
+fn by_anothers_word_nobody_is_out_for_longer_than_by_the_rules_here() {
+    let breaker = three();
+    let ever = Instant::from_nanos(u64::MAX);
+    let told = |out, held| Snapshot { out, held, trips: u32::MAX, cooldown: Duration::MAX };
+    // Until 60 s, `max_retry_after_ms`: a trip lasts as long as the endpoint's own word, or as `max_trip_duration_ms`.
+    for snapshot in
+        [told(Some(ever), None), told(None, Some((ever, 503))), told(Some(ever), Some((ever, 503)))]
+    {
+        let mut circuit = Circuit::default();
+        circuit.adopt(&breaker, &snapshot, at(0));
+        assert_eq!(circuit.free_at(), at(60_000), "{snapshot:?}");
+    }
+    let mut circuit = Circuit::default();
+    circuit.adopt(&breaker, &told(Some(at(1)), None), at(0));
+    let probe = circuit.probe();
+    circuit.release();
+    circuit.note(&breaker, Some(probe), &BAD, at(2));
+    assert_eq!(circuit.free_at(), at(15_002), "and the next trip is of the longest here");
 }
 
 /// Random outcomes of random requests at one endpoint, with the time passed by hand.

@@ -78,6 +78,61 @@ pub enum Event {
     Cleared,
 }
 
+/// What it costs to forget all, beside what it costs to hash a token.
+const CLEAR: usize = 64;
+
+impl Event {
+    /// What it costs to take it, in tokens that are hashed.
+    pub fn effort(&self) -> usize {
+        match self {
+            Self::Stored(stored) => stored.tokens.len().saturating_add(stored.blocks.len()).saturating_add(1),
+            Self::Removed { blocks, .. } => blocks.len().saturating_add(1),
+            Self::Cleared => CLEAR,
+        }
+    }
+
+    /// The same in parts, none of which costs much more than `most`.
+    pub fn parts(self, most: usize) -> Vec<Self> {
+        if self.effort() <= most {
+            return vec![self];
+        }
+        match self {
+            Self::Stored(stored) => stored.parts(most).into_iter().map(Self::Stored).collect(),
+            Self::Removed { blocks, tier, group } => blocks
+                .chunks(most.max(1))
+                .map(|blocks| Self::Removed { blocks: blocks.to_vec(), tier, group })
+                .collect(),
+            Self::Cleared => vec![Self::Cleared],
+        }
+    }
+}
+
+impl Stored {
+    /// Each part is the child of the one before it. What makes no sense stays whole, since it is not taken.
+    fn parts(self, most: usize) -> Vec<Self> {
+        let size = if self.tokens.is_empty() { 0 } else { self.block_tokens as usize };
+        if self.blocks.len().checked_mul(size) != Some(self.tokens.len()) {
+            return vec![self];
+        }
+        let at_once = most.checked_div(size.saturating_add(1)).unwrap_or(1).max(1);
+        let mut tokens = self.tokens.chunks(at_once.saturating_mul(size).max(1));
+        let mut keys = self.keys.chunks(at_once);
+        let mut parent = self.parent;
+        let part = |blocks: &[u64]| Self {
+            blocks: blocks.to_vec(),
+            parent: std::mem::replace(&mut parent, blocks.last().copied()),
+            tokens: tokens.next().unwrap_or_default().to_vec(),
+            keys: keys.next().unwrap_or_default().to_vec(),
+            block_tokens: self.block_tokens,
+            tier: self.tier,
+            adapter: self.adapter,
+            group: self.group,
+            whole: self.whole,
+        };
+        self.blocks.chunks(at_once).map(part).collect()
+    }
+}
+
 /// What an engine says at once.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
@@ -87,6 +142,29 @@ pub struct Batch {
     pub events: Vec<Event>,
     /// Events that could not be read.
     pub odd: u64,
+}
+
+impl Batch {
+    /// The same in parts, one at least, none of which costs much more than `most`: [`Event::effort`].
+    pub fn parts(self, most: usize) -> impl Iterator<Item = Self> {
+        let Self { at, events, odd } = self;
+        let mut events = events.into_iter().flat_map(move |event| event.parts(most)).peekable();
+        let mut first = Some(odd);
+        std::iter::from_fn(move || {
+            if events.peek().is_none() && first.is_none() {
+                return None;
+            }
+            let mut part = Self { at, events: Vec::new(), odd: first.take().unwrap_or(0) };
+            let mut effort = 0_usize;
+            while effort <= most
+                && let Some(event) = events.next()
+            {
+                effort = effort.saturating_add(event.effort());
+                part.events.push(event);
+            }
+            Some(part)
+        })
+    }
 }
 
 /// The keys of one block as a number; `None` where there are none.
@@ -109,6 +187,58 @@ mod tests {
     use super::*;
     #[cfg(target_arch = "wasm32")]
     use wasm_bindgen_test::wasm_bindgen_test as test;
+
+    #[test]
+    fn the_parts_of_a_long_event_are_a_chain_and_none_is_long() {
+        let stored = Stored {
+            blocks: (1..=1_000).collect(),
+            parent: Some(7),
+            tokens: (0..16_000).collect(),
+            block_tokens: 16,
+            keys: vec![Some(5); 100],
+            whole: true,
+            ..Stored::default()
+        };
+        let parts = Event::Stored(stored.clone()).parts(500);
+        let (mut parent, mut blocks, mut tokens, mut keys) = (Some(7), vec![], vec![], vec![]);
+        for part in &parts {
+            assert!(part.effort() <= 501);
+            let Event::Stored(part) = part else { panic!() };
+            assert_eq!(part.parent, parent);
+            parent = part.blocks.last().copied();
+            blocks.extend(&part.blocks);
+            tokens.extend(&part.tokens);
+            keys.extend(&part.keys);
+        }
+        assert_eq!(
+            (blocks, tokens, keys),
+            (stored.blocks.clone(), stored.tokens.clone(), stored.keys.clone())
+        );
+        let copies = Event::Stored(Stored { tokens: vec![], ..stored.clone() });
+        assert_eq!(copies.parts(500).len(), 2);
+        let odd = Event::Stored(Stored { block_tokens: 15, ..stored });
+        assert_eq!(odd.clone().parts(500), [odd]);
+        let removed = Event::Removed { blocks: (0..1_000).collect(), tier: Tier::Device, group: 0 };
+        assert_eq!(removed.parts(300).len(), 4);
+    }
+
+    #[test]
+    fn a_batch_is_taken_in_parts_whatever_it_is_made_of() {
+        let removed = Event::Removed { blocks: vec![], tier: Tier::Device, group: 0 };
+        let copied = Event::Stored(Stored { blocks: vec![1], ..Stored::default() });
+        for event in [Event::Cleared, removed, copied] {
+            let batch = Batch { at: 1.0, events: vec![event.clone(); 100_000], odd: 3 };
+            let parts: Vec<Batch> = batch.clone().parts(10_000).collect();
+            for part in &parts {
+                let effort: usize = part.events.iter().map(Event::effort).sum();
+                assert!(effort <= 10_000 + event.effort(), "{event:?}: {effort}");
+            }
+            assert_eq!(parts.iter().map(|part| part.odd).sum::<u64>(), 3);
+            let events: Vec<Event> = parts.into_iter().flat_map(|part| part.events).collect();
+            assert_eq!(events, batch.events);
+        }
+        assert_eq!(Batch::default().parts(10).count(), 1, "that nothing happened is a word too");
+    }
 
     #[test]
     fn the_names_of_tiers_that_engines_use_are_known() {

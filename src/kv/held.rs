@@ -108,12 +108,11 @@ impl Held {
         tiers.into_iter().zip(slot.held).find(|(_, held)| *held > 0).map(|(tier, _)| tier)
     }
 
-    /// Nothing is held any more.
+    /// Nothing is held any more. The tables are given back: to empty them costs as much as they ever held, each time.
     pub fn clear(&mut self) {
-        self.slots.clear();
-        self.free.clear();
-        self.by_engine.clear();
-        self.by_own.clear();
+        (self.slots, self.free) = (Vec::new(), Vec::new());
+        self.by_engine = HashMap::with_hasher(*self.by_engine.hasher());
+        self.by_own = HashMap::with_hasher(*self.by_own.hasher());
         (self.oldest, self.newest, self.group) = (NONE, NONE, None);
     }
 

@@ -43,8 +43,8 @@ impl Predicted {
 
     /// Nothing is expected.
     pub(super) fn clear(&mut self) {
-        self.until.clear();
-        self.due.clear();
+        self.until = HashMap::with_hasher(*self.until.hasher());
+        self.due = VecDeque::new();
     }
 
     /// What was expected for too long is not any more.

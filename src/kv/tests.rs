@@ -344,6 +344,17 @@ fn memory_is_flat_over_a_million_events_with_churn() {
     assert!(engine.known(NOW).blocks > 5_000);
 }
 
+#[test]
+fn what_was_forgotten_costs_nothing_when_it_is_forgotten_again() {
+    let mut engine = churn(10_000);
+    engine.hear(0, &News::Batch(Batch { events: vec![Event::Cleared], ..Batch::default() }));
+    assert_eq!(
+        engine.ranks[0].held.room(),
+        [0; 4],
+        "an empty table of many places is cleared place by place"
+    );
+}
+
 /// The same at length: `cargo test --release -p weir --lib kv:: -- --ignored`.
 #[test]
 #[ignore = "takes a minute"]

@@ -114,9 +114,9 @@ impl Pool {
     }
 
     /// Takes over what is known elsewhere of the circuit of `address`.
-    pub fn adopt(&mut self, address: &str, snapshot: &Snapshot) {
+    pub fn adopt(&mut self, address: &str, snapshot: &Snapshot, now: Instant) {
         if let Some(endpoint) = self.places.get(address).and_then(|place| self.endpoints.get_mut(*place)) {
-            endpoint.circuit.adopt(snapshot);
+            endpoint.circuit.adopt(&self.breaker, snapshot, now);
         }
     }
 

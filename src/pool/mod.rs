@@ -272,6 +272,10 @@ impl Pool {
     /// Makes `endpoints` the endpoints of the pool. One that stays keeps its load and its prefixes; one that goes
     /// takes them along, and if its address returns it starts with nothing.
     pub fn set_endpoints(&mut self, endpoints: &[String]) -> Result<(), Invalid> {
+        if endpoints.len() > MOST_ENDPOINTS {
+            let why = format!("{} endpoints; a pool has at most {MOST_ENDPOINTS}", endpoints.len());
+            return Err(Invalid::new("endpoints", why));
+        }
         let mut places = HashMap::with_capacity(endpoints.len());
         for (place, address) in endpoints.iter().enumerate() {
             check_address(address).map_err(|why| Invalid::new(format!("endpoints[{place}]"), why))?;
@@ -383,9 +387,27 @@ impl Pool {
 }
 
 /// An endpoint is named as Envoy's `override_host` reads it: an IP address with its port.
+/// Most endpoints of a pool. Each is looked at for each request: these take milliseconds.
+pub const MOST_ENDPOINTS: usize = 4_096;
+
+/// Why nobody can be reached at `address`, whatever runs there.
+pub fn unreachable(address: std::net::SocketAddr) -> Option<&'static str> {
+    let ip = address.ip();
+    match () {
+        () if address.port() == 0 => Some("port 0 is no port"),
+        () if ip.is_unspecified() => Some("it is the address of nobody"),
+        () if ip.is_multicast() => Some("it is a multicast address"),
+        () if ip == std::net::Ipv4Addr::BROADCAST => Some("it is a broadcast address"),
+        () => None,
+    }
+}
+
 fn check_address(address: &str) -> Result<(), String> {
     match address.parse::<std::net::SocketAddr>() {
-        Ok(parsed) if parsed.to_string() == address => Ok(()),
+        Ok(parsed) if parsed.to_string() == address => match unreachable(parsed) {
+            Some(why) => Err(format!("{address}: {why}")),
+            None => Ok(()),
+        },
         Ok(parsed) => Err(format!("write {address:?} as {parsed}")),
         Err(_) => {
             Err(format!("{address:?} is not an IP address with a port, as 10.0.0.1:8000 or [::1]:8000"))

@@ -22,7 +22,7 @@ impl Pools {
                 }
             }
             Message::Outstanding { endpoint, lease, .. } => pool.book_outstanding(endpoint, lease, now),
-            Message::Out { endpoint, snapshot, .. } => pool.adopt(endpoint, snapshot),
+            Message::Out { endpoint, snapshot, .. } => pool.adopt(endpoint, snapshot, now),
             Message::FirstToken { lease, served, .. } => pool.first_token(*lease, Some(served), now),
             Message::Attempted { lease, endpoint, outcome, .. } => {
                 return pool.attempted(*lease, endpoint, outcome, now);

@@ -3,6 +3,8 @@
 use super::ReplicaId;
 use crate::pool::Message;
 
+/// Most pools that messages can be about: their places are 16 bits.
+const MOST_NAMES: u32 = 1 << 16;
 /// The format's number: who does not know it lets a frame go.
 const FORMAT: u8 = 1;
 
@@ -87,6 +89,9 @@ impl Frame {
             Some(piece)
         };
         let number = u32::from_le_bytes(piece()?.try_into().ok()?);
+        if number > MOST_NAMES {
+            return None;
+        }
         let mut names = Vec::new();
         for _ in 0..number {
             names.push(String::from_utf8(piece()?.to_vec()).ok()?);

@@ -100,6 +100,9 @@ fn frames_survive_the_way_and_nonsense_is_let_go() {
         (0..bytes.len()).for_each(|n| drop(Frame::decode(&bytes[..n])));
     }
     assert_eq!(Frame::decode(b"\x02\x00"), None);
+    let names = vec![String::new(); 1 << 17];
+    let many = Frame { names, ..one.replicas.hello(&one.pools, None) };
+    assert_eq!(Frame::decode(&many.encode()), None, "more pools than messages can be about");
     assert_eq!(Frame::decode(b"\x01\x09aaaaaaaaaaaa"), None);
 }
 
@@ -155,6 +158,22 @@ fn lost_messages_heal_when_all_leases_are_named() {
     a.hear(&b.news(booked));
     b.hear(&a.whole());
     assert_eq!((a.leases(), b.leases()), (1, 1));
+}
+
+#[test]
+fn an_empty_list_in_anothers_name_takes_nothing_for_longer_than_until_the_true_one() {
+    let (mut a, mut b) = (One::new(1, 4, 1), One::new(2, 4, 2));
+    for lease in 1..=50 {
+        let booked = a.reserve(lease, &ask(&[]));
+        b.hear(&a.news(booked));
+    }
+    let forged = One::new(1, 4, 1).whole();
+    a.hear(&forged);
+    b.hear(&forged);
+    assert_eq!(a.leases(), 50, "its own it knows better");
+    let told = b.hear(&a.whole()).tell;
+    assert!(told.is_empty(), "nobody has said that they ended: {told:?}");
+    assert_eq!((a.leases(), b.leases()), (50, 50));
 }
 
 #[test]

@@ -84,6 +84,8 @@ pub enum Way {
     Late(Duration),
     /// Each comes as something else.
     Garbled,
+    /// Nothing; but what is asked takes a second for so many bytes.
+    Narrow(u32),
 }
 
 /// Stands between scorers and their store.
@@ -143,6 +145,10 @@ async fn relay(client: TcpStream, store: TcpStream, port: u16, now: &Mutex<(u16,
             if read == 0 || now.lock().expect("no panics").0 != port {
                 return anyhow::Ok(());
             }
+            let (_, way) = *now.lock().expect("no panics");
+            if let Way::Narrow(per_second) = way {
+                tokio::time::sleep(Duration::from_secs_f64(read as f64 / f64::from(per_second))).await;
+            }
             to_store.write_all(&bytes[..read]).await?;
         }
     };
@@ -155,7 +161,7 @@ async fn relay(client: TcpStream, store: TcpStream, port: u16, now: &Mutex<(u16,
             }
             let (_, way) = *now.lock().expect("no panics");
             match way {
-                Way::Straight => {}
+                Way::Straight | Way::Narrow(_) => {}
                 Way::Late(by) => tokio::time::sleep(by).await,
                 Way::Garbled => bytes[..read].iter_mut().for_each(|byte| *byte = byte.wrapping_add(1)),
             }

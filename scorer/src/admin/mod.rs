@@ -11,6 +11,7 @@
 mod state;
 
 use crate::clock;
+use crate::http::{self, Bounds};
 use crate::scorer::Scorer;
 use axum::extract::{Query, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
@@ -27,6 +28,9 @@ use weir::pool::Spec;
 
 /// The page, without its numbers.
 const PAGE: &str = include_str!("page.html");
+/// People who look at once, a browser of each having some connections. An answer is as long as the pools are many, and is
+/// held until it is taken.
+const CONNECTIONS: usize = 64;
 /// Sent with every answer.
 const HEADERS: [(HeaderName, &str); 5] = [
     (header::CACHE_CONTROL, "no-store"),
@@ -74,19 +78,15 @@ struct Admin {
 }
 
 /// Serves the page for as long as it is polled; `pools` says what each of them serves.
-pub async fn serve(
-    listener: TcpListener,
-    config: Config,
-    pools: Vec<Spec>,
-    scorer: Arc<Scorer>,
-) -> std::io::Result<()> {
+pub async fn serve(listener: TcpListener, config: Config, pools: Vec<Spec>, scorer: Arc<Scorer>) {
     let admin = Arc::new(Admin { scorer, pools, hosts: config.hosts });
     let router = Router::new()
         .route("/", get(page))
         .route("/state", get(state))
         .layer(from_fn_with_state(Arc::clone(&admin), guard))
         .with_state(admin);
-    axum::serve(listener, router).await
+    let bounds = Bounds { connections: CONNECTIONS, ..Bounds::default() };
+    http::serve(listener, router, bounds, std::future::pending()).await;
 }
 
 async fn page() -> Response {

@@ -1,5 +1,6 @@
 //! What was found in one file.
 
+pub(super) use crate::document::join;
 use serde_json::Value;
 use weir::invalid::Invalid;
 
@@ -65,14 +66,4 @@ impl Report {
 
 fn counted(number: usize, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
-}
-
-/// The path of `key` in the object at `at`.
-pub(super) fn join(at: &str, key: &str) -> String {
-    let is_plain = key.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'@'));
-    match (is_plain, at.is_empty()) {
-        (true, true) => key.to_owned(),
-        (true, false) => format!("{at}.{key}"),
-        (false, _) => format!("{at}[{key:?}]"),
-    }
 }

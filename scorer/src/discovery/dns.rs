@@ -2,15 +2,18 @@
 //!
 //! All addresses of a name are endpoints, IPv4 and IPv6; of SRV records priority and weight are not looked at, since load is
 //! measured here. A name whose lookup fails, or that has no records, keeps the addresses that it had, and the others
-//! are asked all the same.
+//! are asked all the same. So it is with each host of SRV records: one that has no address is left out, one of which nobody can say
+//! keeps those that it had. An address at which nobody can be reached is left out.
 
 use super::{Found, Source};
 use hickory_resolver::config::{LookupIpStrategy, NameServerConfigGroup, ResolverConfig};
+use hickory_resolver::lookup_ip::LookupIp;
 use hickory_resolver::name_server::TokioConnectionProvider;
 use hickory_resolver::{ResolveError, TokioResolver};
-use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+use weir::pool::unreachable;
 
 /// Between two lookups, whatever the records say.
 const SHORTEST: Duration = Duration::from_secs(1);
@@ -46,12 +49,19 @@ impl Asked {
 pub(super) struct Lookup {
     resolver: TokioResolver,
     /// Each with the addresses that it last had.
-    names: Vec<(Asked, BTreeSet<SocketAddr>)>,
+    names: Vec<(Asked, Hosts)>,
     interval: Option<Duration>,
 }
 
-/// What a name has, and for how long that may be kept.
-type Answer = (BTreeSet<SocketAddr>, Instant);
+/// The addresses of hosts, with a port each.
+type Hosts = BTreeMap<(String, u16), BTreeSet<SocketAddr>>;
+
+/// What a name has, for how long that may be kept, and what was left out.
+struct Answer {
+    found: Hosts,
+    until: Instant,
+    left_out: Option<String>,
+}
 
 impl Lookup {
     pub(super) fn new(source: &Source) -> anyhow::Result<Self> {
@@ -73,7 +83,7 @@ impl Lookup {
         let names = source.dns.iter().filter_map(|text| Asked::read(text).ok());
         Ok(Self {
             resolver: builder.build(),
-            names: names.map(|asked| (asked, BTreeSet::new())).collect(),
+            names: names.map(|asked| (asked, Hosts::new())).collect(),
             interval: source.interval_ms.map(|ms| Duration::from_millis(ms.get())),
         })
     }
@@ -82,10 +92,16 @@ impl Lookup {
         loop {
             let (mut next, mut trouble) = (LONGEST, None);
             for (asked, known) in &mut self.names {
-                match look(&self.resolver, asked).await {
-                    Ok((found, until)) => {
-                        *known = found;
+                match look(&self.resolver, asked, known).await {
+                    Ok(Answer { found, until, left_out }) => {
+                        if found.values().any(|own| !own.is_empty()) {
+                            *known = found;
+                        }
                         next = next.min(until.saturating_duration_since(now()));
+                        if let Some(why) = left_out {
+                            next = next.min(AGAIN);
+                            trouble = trouble.or(Some(format!("{}, in part: {why}", asked.name())));
+                        }
                     }
                     Err(error) => {
                         next = next.min(AGAIN);
@@ -93,7 +109,8 @@ impl Lookup {
                     }
                 }
             }
-            let all: BTreeSet<SocketAddr> = self.names.iter().flat_map(|(_, known)| known).copied().collect();
+            let all: BTreeSet<SocketAddr> =
+                self.names.iter().flat_map(|(_, known)| known.values().flatten()).copied().collect();
             let all: Vec<String> = all.iter().map(SocketAddr::to_string).collect();
             match trouble {
                 None => pool.endpoints(&all, None),
@@ -117,27 +134,45 @@ impl Asked {
     }
 }
 
-async fn look(resolver: &TokioResolver, asked: &Asked) -> Result<Answer, ResolveError> {
+/// What a name has; `known` is what it had.
+async fn look(resolver: &TokioResolver, asked: &Asked, known: &Hosts) -> Result<Answer, ResolveError> {
+    let mut answer = Answer { found: Hosts::new(), until: now() + LONGEST, left_out: None };
     match asked {
-        Asked::Addresses(host, port) => addresses(resolver, host, *port).await,
+        Asked::Addresses(host, port) => answer.add(host, *port, resolver.lookup_ip(host).await?),
         Asked::Services(name) => {
             let services = resolver.srv_lookup(name.as_str()).await?;
-            let (mut all, mut until) = (BTreeSet::new(), services.as_lookup().valid_until());
+            answer.until = services.as_lookup().valid_until();
             for service in services.iter() {
-                let (found, host_until) =
-                    addresses(resolver, &service.target().to_utf8(), service.port()).await?;
-                all.extend(found);
-                until = until.min(host_until);
+                let (host, port) = (service.target().to_utf8(), service.port());
+                let error = match resolver.lookup_ip(&host).await {
+                    Ok(looked) => {
+                        answer.add(&host, port, looked);
+                        continue;
+                    }
+                    Err(error) => error,
+                };
+                answer.left_out.get_or_insert_with(|| format!("{host:?}: {error}"));
+                let had = known.get(&(host.clone(), port)).filter(|_| !error.is_no_records_found());
+                answer.found.extend(had.map(|had| ((host, port), had.clone())));
             }
-            Ok((all, until))
         }
     }
+    Ok(answer)
 }
 
-async fn addresses(resolver: &TokioResolver, host: &str, port: u16) -> Result<Answer, ResolveError> {
-    let found = resolver.lookup_ip(host).await?;
-    let all = found.iter().map(|ip: IpAddr| SocketAddr::new(ip, port)).collect();
-    Ok((all, found.valid_until()))
+impl Answer {
+    /// These are a host's.
+    fn add(&mut self, host: &str, port: u16, looked: LookupIp) {
+        self.until = self.until.min(looked.as_lookup().valid_until());
+        let own = self.found.entry((host.to_owned(), port)).or_default();
+        for ip in looked.iter() {
+            let address = SocketAddr::new(ip, port);
+            match unreachable(address) {
+                None => drop(own.insert(address)),
+                Some(why) => drop(self.left_out.get_or_insert_with(|| format!("{address}: {why}"))),
+            }
+        }
+    }
 }
 
 // Records count their time by std's clock; this crate is never compiled to wasm32.

@@ -41,18 +41,12 @@ pub(super) async fn follow(file: PathBuf, mut pool: Found) {
     let (mut every, mut seen) = (tokio::time::interval(LOOK), None);
     loop {
         every.tick().await;
-        let read = tokio::fs::read(&file).await.map_err(|error| error.to_string());
-        if seen.as_ref() == Some(&read) {
-            continue;
-        }
-        let listed = match &read {
-            Ok(text) => Listed::read(text).map_err(|invalid| invalid.to_string()),
-            Err(why) => Err(why.clone()),
-        };
-        match listed {
-            Ok(listed) => pool.endpoints(&listed.endpoints, Some(listed.attributes)),
-            Err(why) => pool.nothing(&format!("{}: {why}", file.display())),
-        }
+        let (read, listed) = document::follow(&file, seen, Listed::read).await;
         seen = Some(read);
+        match listed {
+            Some(Ok(listed)) => pool.endpoints(&listed.endpoints, Some(listed.attributes)),
+            Some(Err(why)) => pool.nothing(&format!("{}: {why}", file.display())),
+            None => {}
+        }
     }
 }

@@ -117,9 +117,14 @@ impl Found {
 
     /// There is nothing good; what is known stays.
     fn nothing(&mut self, why: &str) {
-        if self.trouble.as_deref() != Some(why) {
-            log::error!("pool {:?} keeps its endpoints: {why}", self.pool);
-            self.trouble = Some(why.to_owned());
+        self.trouble(format!("keeps its endpoints: {why}"));
+    }
+
+    /// It is spoken of once.
+    fn trouble(&mut self, what: String) {
+        if self.trouble.as_ref() != Some(&what) {
+            log::error!("pool {:?} {what}", self.pool);
+            self.trouble = Some(what);
         }
     }
 }

@@ -7,14 +7,15 @@ use super::Events;
 use super::decode;
 use super::zmtp::{Kind, Socket};
 use crate::scorer::Scorer;
+use crate::seldom::Seldom;
 use std::future::Future;
 use std::io::{Error, ErrorKind, Result};
 use std::net::SocketAddr;
-use std::sync::Arc;
-use weir::kv::{Batch, Event, News, Step, Stream};
+use std::sync::{Arc, Mutex, PoisonError};
+use weir::kv::{Batch, News, Step, Stream};
 use weir::random::Random;
 
-/// Tokens that are taken in one go; requests are served in between.
+/// What is taken in one go, in tokens that are hashed; requests are served in between.
 const AT_ONCE: usize = 16_384;
 /// How much longer the pause between two tries becomes at the most.
 const MOST_PAUSE: u32 = 30;
@@ -31,6 +32,8 @@ pub(super) struct Engine {
     pub(super) publishes_at: SocketAddr,
     pub(super) replays_at: Option<SocketAddr>,
     pub(super) events: Arc<Events>,
+    /// What could not be fetched.
+    pub(super) gaps: Mutex<Seldom>,
 }
 
 impl Engine {
@@ -94,9 +97,13 @@ impl Engine {
                 Ok(again) => from = again,
                 Err(error) => {
                     let Self { pool, endpoint, .. } = self;
-                    log::warn!(
-                        "pool {pool:?}: KV events of {endpoint} from {first} on cannot be fetched: {error}"
-                    );
+                    let times =
+                        self.gaps.lock().unwrap_or_else(PoisonError::into_inner).note(self.scorer.now());
+                    if let Some(times) = times {
+                        log::warn!(
+                            "pool {pool:?}: KV events of {endpoint} from {first} on cannot be fetched ({times} times): {error}"
+                        );
+                    }
                     return;
                 }
             }
@@ -145,21 +152,10 @@ impl Engine {
             Step::Anew { whole } => self.tell(&News::Anew { whole }),
             Step::Take => {}
         }
-        let Batch { at, events, odd } = batch;
-        let mut part = Batch { at, events: Vec::new(), odd };
-        let mut tokens = 0_usize;
-        for event in events {
-            if let Event::Stored(stored) = &event {
-                tokens = tokens.saturating_add(stored.tokens.len());
-            }
-            part.events.push(event);
-            if tokens > AT_ONCE {
-                self.tell(&News::Batch(std::mem::take(&mut part)));
-                tokens = 0;
-                tokio::task::yield_now().await;
-            }
+        for part in batch.parts(AT_ONCE) {
+            self.tell(&News::Batch(part));
+            tokio::task::yield_now().await;
         }
-        self.tell(&News::Batch(part));
     }
 
     fn tell(&self, news: &News) {

@@ -19,7 +19,7 @@ use crate::clock;
 use crate::scorer::Scorer;
 use follow::Engine;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::task::JoinHandle;
 use weir::random::Random;
@@ -55,6 +55,7 @@ pub async fn listen(scorer: Arc<Scorer>, pool: String, events: Events) {
                 publishes_at,
                 replays_at: events.replays_at(address, rank),
                 events: Arc::clone(&events),
+                gaps: Mutex::default(),
             };
             let task = tokio::spawn(engine.follow(Random::new(random.next())));
             running.insert(key, Running(task));

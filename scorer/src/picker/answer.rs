@@ -5,9 +5,9 @@
 //! nothing of the endpoint: the client may have left.
 
 use super::Picker;
-use super::exchange::Answers;
 use super::lease::Lease;
-use super::message::{self, Headers};
+use super::message::{self, Headers, Whose};
+use super::outbox::{Back, Outbox};
 use crate::clock;
 use envoy_types::pb::envoy::config::core::v3::Metadata;
 use envoy_types::pb::envoy::service::ext_proc::v3::{HttpBody, HttpHeaders, ProcessingResponse};
@@ -70,9 +70,9 @@ impl Answer {
         if let (Some(lease), Some(address)) = (&mut self.lease, served) {
             lease.served(address);
         }
-        let value = |wanted: &str| {
-            message::headers(asked.headers.as_ref()).find(|(name, _)| *name == wanted).map(|(_, value)| value)
-        };
+        let all = message::headers(asked.headers.as_ref());
+        let value =
+            |wanted: &str| all.iter().find(|(name, _)| *name == wanted).map(|(_, value)| value.as_ref());
         self.status = value(":status").and_then(|status| status.parse().ok()).unwrap_or(0);
         self.retry_after = retry_after(value, clock::wall);
         match body_comes && !asked.end_of_stream {
@@ -98,7 +98,7 @@ impl Answer {
     }
 
     /// A piece of the body has come.
-    pub(super) fn body(&mut self, piece: HttpBody, duplex: bool, out: &mut Answers) {
+    pub(super) fn body(&mut self, piece: HttpBody, duplex: bool, out: &mut Outbox) {
         if let Some(reader) = self.reader.as_mut().filter(|_| !piece.body.is_empty()) {
             let now = self.picker.scorer.now();
             let is_first = reader.feed(&piece.body) == Progress::FirstToken || !reader.is_stream();
@@ -109,17 +109,21 @@ impl Answer {
         }
         let usage = if piece.end_of_stream { self.finish() } else { None };
         match duplex {
-            true => message::streamed_response(piece.body, piece.end_of_stream, |told| out.push_back(told)),
-            false => out.push_back(message::response_body()),
-        }
-        if let Some(last) = out.back_mut() {
-            last.dynamic_metadata = usage;
+            true => out.send_back(Back {
+                whose: Whose::Response,
+                bytes: piece.body.into(),
+                end: piece.end_of_stream,
+                metadata: usage,
+                share: None,
+            }),
+            false => out
+                .push(ProcessingResponse { dynamic_metadata: usage, ..message::unchanged(Whose::Response) }),
         }
     }
 
-    pub(super) fn trailers(&mut self, out: &mut Answers) {
+    pub(super) fn trailers(&mut self, out: &mut Outbox) {
         let usage = self.finish();
-        out.push_back(ProcessingResponse { dynamic_metadata: usage, ..message::response_trailers() });
+        out.push(ProcessingResponse { dynamic_metadata: usage, ..message::response_trailers() });
     }
 
     fn token(&mut self, now: Instant) {

@@ -4,6 +4,7 @@ use super::config::Config;
 use super::hint::Subset;
 use super::lease::Lease;
 use super::message::{self, Headers};
+use super::room::Room;
 use crate::clock;
 use crate::scorer::{Refused, Scorer};
 use crate::tokens::{Reader, Unread};
@@ -28,6 +29,8 @@ pub struct Picker {
     pub(super) config: Config,
     by_model: HashMap<String, Arc<str>>,
     fallback: Option<Arc<str>>,
+    /// Of bodies.
+    pub(super) room: Arc<Room>,
     ratios: Mutex<Ratios>,
     ids: Mutex<Random>,
 }
@@ -68,6 +71,7 @@ impl Picker {
             scorer,
             by_model: pools.iter().flat_map(named).collect(),
             fallback: config.fallback(pools).map(Arc::from),
+            room: Arc::new(Room::new(config.held())),
             ratios: Mutex::new(Ratios::new(config.request.bytes_per_token.get())),
             ids: Mutex::new(Random::new(clock::seed())),
             config: config.clone(),

@@ -2,10 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::time::Duration;
 use weir::invalid::Invalid;
 use weir::pool::{self, Spec};
 use weir::request;
+
+/// 32 MiB at 2 Mbit/s.
+const BODY_TIMEOUT: NonZeroU64 = NonZeroU64::new(120_000).unwrap();
 
 /// How the scorer is an endpoint picker for gateways without our filters. Every field has a default.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -18,6 +22,12 @@ pub struct Config {
     pub pool: Option<String>,
     /// How bodies are read: as in `extract`.
     pub request: request::Config,
+    /// Bytes of bodies that are awaited or on their way back, all together. A body may be as long as what is left of it:
+    /// those who hold most are answered 503 first. At least twice `request.max_body_bytes`; eight times that if it is not
+    /// given.
+    pub max_held_bytes: Option<usize>,
+    /// Milliseconds from a request's headers to the end of its body, after which it is answered 408.
+    pub body_timeout_ms: NonZeroU64,
     /// Threads that read bodies and choose.
     pub threads: NonZeroUsize,
     /// Milliseconds for which requests under way may go on when the scorer is told to stop.
@@ -33,6 +43,8 @@ impl Default for Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 9002)),
             pool: None,
             request: request::Config::default(),
+            max_held_bytes: None,
+            body_timeout_ms: BODY_TIMEOUT,
             threads: NonZeroUsize::MIN,
             drain_ms: 30_000,
             conformance: false,
@@ -50,6 +62,12 @@ impl Config {
                 format!("no pool is named {name:?}; there are {}", known.join(", ")),
             ));
         }
+        let (held, most) = (self.held(), self.request.max_body_bytes);
+        if held / 2 < most {
+            let why =
+                format!("{held}, but one body may have {most} (request.max_body_bytes); at least twice that");
+            return Err(Invalid::new("max_held_bytes", why));
+        }
         let own = self.request.block_tokens;
         for spec in pools {
             let blocks = spec.choose.as_ref().unwrap_or(choose).block_tokens;
@@ -62,6 +80,16 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    /// What bodies may hold, all together.
+    pub(super) fn held(&self) -> usize {
+        self.max_held_bytes.unwrap_or(self.request.max_body_bytes.saturating_mul(8))
+    }
+
+    /// How long a body may take.
+    pub(super) fn body_timeout(&self) -> Duration {
+        Duration::from_millis(self.body_timeout_ms.get())
     }
 
     /// The pool of requests that name none, or none that is known.

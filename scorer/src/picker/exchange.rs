@@ -5,10 +5,14 @@
 use super::Picker;
 use super::answer::Answer;
 use super::choose::{Chosen, Wish};
+use super::held::{Body, Full, Held, Known};
 use super::hint::Subset;
-use super::message::{self, Headers};
+use super::message::{self, Headers, Whose};
 use super::modes::Modes;
+use super::outbox::{Back, Outbox};
+use super::room::Share;
 use crate::tokens::Unread;
+use bytes::Bytes;
 use envoy_types::pb::envoy::config::core::v3::Metadata;
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Asked;
@@ -16,21 +20,16 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
     CommonResponse, HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
 };
 use envoy_types::pb::google::protobuf::Struct;
-use std::borrow::Cow;
-use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use tonic::Status;
 use weir::kv;
-use weir::request::{self, Dialect, Facts, Head, Incoming, Plan, Reading, Size};
+use weir::request::{self, Dialect, Facts, Head, Plan, Reading, Refusal, Size};
 use weir::wire;
 
 /// Header of GIE's conformance tests: the endpoints that a request wants.
 const WANTED: &str = "test-epp-endpoint-selection";
-
-/// What is to be told, in its order.
-pub(super) type Answers = VecDeque<ProcessingResponse>;
 
 /// One request.
 pub(super) struct Exchange {
@@ -56,27 +55,16 @@ enum Phase {
     Decided,
 }
 
-/// A request whose body is not complete.
-struct Held {
-    incoming: Incoming,
-    headers: Headers,
-    pieces: Vec<Vec<u8>>,
-    len: usize,
-    hint: Option<Subset>,
-    wanted: Option<Subset>,
-}
-
 /// A request that has been read.
 struct Complete {
     facts: Facts,
     blocks: Vec<u64>,
     size: Size,
     model: Option<String>,
-    headers: Headers,
-    pieces: Vec<Vec<u8>>,
-    len: usize,
-    hint: Option<Subset>,
-    wanted: Option<Subset>,
+    known: Known,
+    body: Bytes,
+    pieces: u64,
+    share: Share,
     trailers: bool,
 }
 
@@ -92,8 +80,16 @@ impl Exchange {
         }
     }
 
-    /// Goes on with a request that waits for its tokens, once they are there. Nothing more is heard before.
-    pub(super) fn poll(&mut self, context: &mut Context<'_>, out: &mut Answers) -> Poll<()> {
+    /// Goes on with a request that waits for its tokens, once they are there, and nothing more is heard before. Gives up one
+    /// whose body takes too long.
+    pub(super) fn poll(&mut self, context: &mut Context<'_>, out: &mut Outbox) -> Poll<()> {
+        if let Phase::Reading(held) = &mut self.phase {
+            let limit = self.picker.config.body_timeout();
+            if held.poll_late(limit, context).is_ready() {
+                let why = format!("the body was not complete within {} ms", limit.as_millis());
+                self.refuse(408, why, &[], out);
+            }
+        }
         if let Some((tokens, _)) = &mut self.waits {
             let read = ready!(tokens.as_mut().poll(context));
             if let Some((_, complete)) = self.waits.take() {
@@ -103,9 +99,24 @@ impl Exchange {
         Poll::Ready(())
     }
 
+    /// Refuses a request whose body is awaited.
+    fn refuse(&mut self, status: u16, why: String, more: &[(&str, &str)], out: &mut Outbox) {
+        let Phase::Reading(held) = std::mem::replace(&mut self.phase, Phase::Decided) else { return };
+        let body = Refusal::new(held.incoming.dialect, status, why).body();
+        out.push(message::immediate(status, more, body, "weir_request_refused"));
+    }
+
+    /// A message was longer than is taken at all. Where it was to bring a request's body, the client is told.
+    pub(super) fn overflowed(&mut self, status: Status, out: &mut Outbox) -> Result<(), Status> {
+        let Phase::Reading(held) = &self.phase else { return Err(status) };
+        out.push(message::refused(&request::too_large(held.incoming.dialect, &self.picker.config.request)));
+        self.phase = Phase::Decided;
+        Ok(())
+    }
+
     /// Takes what Envoy says, and adds what it is to be told. An error ends the stream: the configuration is not one that
     /// this can work with.
-    pub(super) fn hear(&mut self, asked: ProcessingRequest, out: &mut Answers) -> Result<(), Status> {
+    pub(super) fn hear(&mut self, asked: ProcessingRequest, out: &mut Outbox) -> Result<(), Status> {
         if asked.observability_mode {
             // Envoy does not wait, and does not do as it is told.
             return Ok(());
@@ -122,7 +133,7 @@ impl Exchange {
             Some(Asked::RequestTrailers(_)) => self.request_trailers(out),
             Some(Asked::ResponseHeaders(headers)) => {
                 let body_comes = self.modes.response != BodySendMode::None;
-                out.push_back(self.answer.headers(&headers, asked.metadata_context.as_ref(), body_comes));
+                out.push(self.answer.headers(&headers, asked.metadata_context.as_ref(), body_comes));
             }
             Some(Asked::ResponseBody(body)) => self.answer.body(body, duplex, out),
             Some(Asked::ResponseTrailers(_)) => self.answer.trailers(out),
@@ -131,30 +142,31 @@ impl Exchange {
         Ok(())
     }
 
-    fn request_headers(&mut self, asked: &HttpHeaders, metadata: Option<&Metadata>, out: &mut Answers) {
+    fn request_headers(&mut self, asked: &HttpHeaders, metadata: Option<&Metadata>, out: &mut Outbox) {
         let config = &self.picker.config;
-        let mut headers = Headers::default();
-        let mut wanted = None;
-        for (name, value) in message::headers(asked.headers.as_ref()) {
-            if wire::CONTROL.contains(&name) || name.starts_with(wire::CONTROL_PREFIX) {
-                headers.remove(name);
-            } else if name == WANTED && config.conformance && !value.is_empty() {
-                wanted = Some(Subset::read(value));
+        let mut known = Known { hint: metadata.and_then(Subset::of), ..Known::default() };
+        let all = message::headers(asked.headers.as_ref());
+        for (name, value) in &all {
+            if wire::CONTROL.contains(name) || name.starts_with(wire::CONTROL_PREFIX) {
+                known.headers.remove(name);
+            } else if *name == WANTED && config.conformance && !value.is_empty() {
+                known.wanted = Some(Subset::read(value));
             }
         }
-        let hint = metadata.and_then(Subset::of);
-        let head = Head::new(message::headers(asked.headers.as_ref()), &config.request);
+        let head = Head::new(all.iter().map(|(name, value)| (*name, value.as_ref())), &config.request);
         let dialect = match request::plan(&head, asked.end_of_stream, &config.request) {
             Plan::Refuse(refusal) => {
                 self.phase = Phase::Decided;
-                return out.push_back(message::refused(&refusal));
+                return out.push(message::refused(&refusal));
             }
             Plan::Read(incoming) if self.modes.can_wait() => {
-                // With any other mode Envoy waits for the body itself.
+                // With any other mode Envoy waits for the body itself. What the client may not say goes at once: this may be
+                // the last that Envoy hears.
                 if matches!(self.modes.request, BodySendMode::Buffered | BodySendMode::BufferedPartial) {
-                    out.push_back(message::request_headers(CommonResponse::default()));
+                    let removed = std::mem::take(&mut known.headers);
+                    out.push(message::request_headers(removed.of_request()));
                 }
-                let held = Held { incoming, headers, pieces: Vec::new(), len: 0, hint, wanted };
+                let held = Held::new(incoming, known, self.picker.room.share());
                 self.phase = Phase::Reading(Box::new(held));
                 return;
             }
@@ -162,89 +174,70 @@ impl Exchange {
             Plan::Pass => Dialect::Chat,
         };
         self.phase = Phase::Decided;
-        let wish = Wish {
-            facts: None,
-            dialect,
-            blocks: &[],
-            tokens: None,
-            bytes: head.content_length.unwrap_or(0),
-            pool: self.pool.as_deref(),
-            hint: hint.as_ref(),
-            wanted: wanted.as_ref(),
-        };
-        match decide(&self.picker, &mut self.answer, &wish, &mut headers) {
-            Ok(metadata) => out.push_back(with(message::request_headers(headers.of_request()), metadata)),
-            Err(refused) => out.push_back(*refused),
-        }
+        let bytes = head.content_length.unwrap_or(0);
+        self.choose_unread(dialect, bytes, known, message::request_headers, out);
     }
 
-    fn request_body(&mut self, body: HttpBody, out: &mut Answers) -> Result<(), Status> {
+    fn request_body(&mut self, piece: HttpBody, out: &mut Outbox) -> Result<(), Status> {
         let mode = self.modes.request;
-        let most = self.picker.config.request.max_body_bytes;
+        let config = &self.picker.config.request;
         match &mut self.phase {
-            Phase::Fresh => Err(Status::failed_precondition("request_header_mode must be SEND")),
-            Phase::Decided => {
-                match mode {
-                    BodySendMode::FullDuplexStreamed => {
-                        message::streamed_request(body.body, body.end_of_stream, |told| out.push_back(told));
-                    }
-                    _ => out.push_back(message::request_body(CommonResponse::default())),
-                }
-                Ok(())
-            }
-            Phase::Reading(held) => {
-                held.len = held.len.saturating_add(body.body.len());
-                if held.len > most {
-                    let refusal = request::too_large(held.incoming.dialect, &self.picker.config.request);
+            Phase::Fresh => return Err(Status::failed_precondition("request_header_mode must be SEND")),
+            Phase::Decided if mode == BodySendMode::FullDuplexStreamed => out.send_back(Back {
+                whose: Whose::Request,
+                bytes: piece.body.into(),
+                end: piece.end_of_stream,
+                metadata: None,
+                share: None,
+            }),
+            Phase::Decided => out.unchanged(1),
+            Phase::Reading(held) => match held.body.take(piece.body, config.max_body_bytes) {
+                Err(Full::Body) => {
+                    out.push(message::refused(&request::too_large(held.incoming.dialect, config)));
                     self.phase = Phase::Decided;
-                    out.push_back(message::refused(&refusal));
-                    return Ok(());
                 }
-                held.pieces.push(body.body);
+                Err(Full::Room) => {
+                    let why = "too many long bodies are under way; try again, or send a shorter one".into();
+                    self.refuse(503, why, &[("retry-after", "1")], out);
+                }
                 // A body with trailers behind it is not the end of the stream, but whole all the same.
-                if body.end_of_stream || mode == BodySendMode::Buffered {
-                    self.complete(false, out);
-                } else if mode == BodySendMode::BufferedPartial {
-                    self.cut_off(out);
-                }
-                Ok(())
-            }
+                Ok(()) if piece.end_of_stream || mode == BodySendMode::Buffered => self.complete(false, out),
+                Ok(()) if mode == BodySendMode::BufferedPartial => self.cut_off(out),
+                Ok(()) => {}
+            },
         }
+        Ok(())
     }
 
-    fn request_trailers(&mut self, out: &mut Answers) {
+    fn request_trailers(&mut self, out: &mut Outbox) {
         match self.phase {
             Phase::Reading(_) => self.complete(true, out),
-            _ => out.push_back(message::request_trailers()),
+            _ => out.push(message::request_trailers()),
         }
     }
 
     /// The body is complete: read it; and where its pool's engines say what they hold, turn it into tokens first.
-    fn complete(&mut self, trailers: bool, out: &mut Answers) {
+    fn complete(&mut self, trailers: bool, out: &mut Outbox) {
         let Phase::Reading(held) = std::mem::replace(&mut self.phase, Phase::Decided) else { return };
-        let Held { incoming, headers, pieces, len, hint, wanted } = *held;
-        let whole: Cow<'_, [u8]> = match pieces.as_slice() {
-            [only] => Cow::Borrowed(only),
-            several => Cow::Owned(several.concat()),
-        };
+        let Held { incoming, known, body: Body { bytes, pieces, share }, .. } = *held;
+        let body = Bytes::from(bytes);
         let config = &self.picker.config.request;
-        let read = incoming.decode(&whole, config).and_then(|decoded| {
+        let read = incoming.decode(&body, config).and_then(|decoded| {
             let Reading { facts, blocks, size, .. } = incoming.read(&decoded, config)?;
             Ok((facts, blocks, size))
         });
         let (mut facts, blocks, size) = match read {
             Ok(read) => read,
-            Err(refusal) => return out.push_back(message::refused(&refusal)),
+            Err(refusal) => return out.push(message::refused(&refusal)),
         };
         let model = facts.base_model.clone().or(facts.model.clone());
         facts.prompt_tokens = self.picker.tokens(model.as_deref(), size);
         let tokens = self.picker.reader(self.pool.as_deref(), &facts).map(|reader| {
-            let (adapter, body) = (facts.ask(&[]).demand.adapter, whole.clone().into_owned());
+            let (adapter, body) = (facts.ask(&[]).demand.adapter, body.clone());
             let tokens: Pin<Box<Tokens>> = Box::pin(async move { reader.read(body, adapter).await });
             tokens
         });
-        drop(whole);
-        let complete = Complete { facts, blocks, size, model, headers, pieces, len, hint, wanted, trailers };
+        let complete = Complete { facts, blocks, size, model, known, body, pieces, share, trailers };
         match tokens {
             Some(tokens) => self.waits = Some((tokens, Box::new(complete))),
             None => self.choose(complete, None, out),
@@ -252,8 +245,9 @@ impl Exchange {
     }
 
     /// Choose, and answer all that Envoy waits for.
-    fn choose(&mut self, read: Complete, tokens: Option<&Result<kv::Tokens, Unread>>, out: &mut Answers) {
-        let Complete { facts, blocks, size, model, mut headers, pieces, len, hint, wanted, trailers } = read;
+    fn choose(&mut self, read: Complete, tokens: Option<&Result<kv::Tokens, Unread>>, out: &mut Outbox) {
+        let Complete { facts, blocks, size, model, known, body, pieces, share, trailers } = read;
+        let Known { mut headers, hint, wanted } = known;
         let wish = Wish {
             facts: Some(&facts),
             dialect: facts.dialect,
@@ -266,51 +260,66 @@ impl Exchange {
         };
         let metadata = match decide(&self.picker, &mut self.answer, &wish, &mut headers) {
             Ok(metadata) => metadata,
-            Err(refused) => return out.push_back(*refused),
+            Err(refused) => return out.push(*refused),
         };
         self.answer.estimated = model.filter(|model| self.picker.wants(model)).map(|model| (model, size));
         match self.modes.request {
             BodySendMode::Streamed => {
-                out.push_back(with(message::request_headers(headers.of_request()), metadata));
-                out.extend(pieces.iter().map(|_| message::request_body(CommonResponse::default())));
+                out.push(with(message::request_headers(headers.of_request()), metadata));
+                out.unchanged(pieces);
             }
             BodySendMode::FullDuplexStreamed => {
                 // Envoy takes it away, not knowing what comes back.
                 if !trailers {
-                    headers.set(wire::CONTENT_LENGTH, &len.to_string());
+                    headers.set(wire::CONTENT_LENGTH, &body.len().to_string());
                 }
-                out.push_back(with(message::request_headers(headers.of_request()), metadata));
-                let last = pieces.len().saturating_sub(1);
-                for (nth, piece) in pieces.into_iter().enumerate() {
-                    let end = nth == last && !trailers;
-                    message::streamed_request(piece, end, |told| out.push_back(told));
-                }
+                out.push(with(message::request_headers(headers.of_request()), metadata));
+                out.send_back(Back {
+                    whose: Whose::Request,
+                    bytes: body,
+                    end: !trailers,
+                    metadata: None,
+                    share: Some(share),
+                });
             }
-            _ => out.push_back(with(message::request_body(headers.of_request()), metadata)),
+            _ => out.push(with(message::request_body(headers.of_request()), metadata)),
         }
         if trailers {
-            out.push_back(message::request_trailers());
+            out.push(message::request_trailers());
         }
     }
 
     /// Envoy has given up buffering the body: what came of it cannot be read, and the rest will pass.
-    fn cut_off(&mut self, out: &mut Answers) {
+    fn cut_off(&mut self, out: &mut Outbox) {
         let Phase::Reading(held) = std::mem::replace(&mut self.phase, Phase::Decided) else { return };
-        let Held { incoming, mut headers, len, hint, wanted, .. } = *held;
+        let Held { incoming, known, body, .. } = *held;
+        self.choose_unread(incoming.dialect, body.bytes.len() as u64, known, message::request_body, out);
+    }
+
+    /// Chooses for a request of which nothing but its length is known; `told` makes the answer.
+    fn choose_unread(
+        &mut self,
+        dialect: Dialect,
+        bytes: u64,
+        known: Known,
+        told: fn(CommonResponse) -> ProcessingResponse,
+        out: &mut Outbox,
+    ) {
+        let Known { mut headers, hint, wanted } = known;
         let wish = Wish {
             facts: None,
-            dialect: incoming.dialect,
+            dialect,
             blocks: &[],
             tokens: None,
-            bytes: len as u64,
+            bytes,
             pool: self.pool.as_deref(),
             hint: hint.as_ref(),
             wanted: wanted.as_ref(),
         };
-        match decide(&self.picker, &mut self.answer, &wish, &mut headers) {
-            Ok(metadata) => out.push_back(with(message::request_body(headers.of_request()), metadata)),
-            Err(refused) => out.push_back(*refused),
-        }
+        out.push(match decide(&self.picker, &mut self.answer, &wish, &mut headers) {
+            Ok(metadata) => with(told(headers.of_request()), metadata),
+            Err(refused) => *refused,
+        });
     }
 }
 

@@ -6,16 +6,20 @@
 
 use envoy_types::pb::envoy::config::core::v3::Metadata;
 use envoy_types::pb::google::protobuf::value::Kind;
+use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
 /// The namespace of the hint, and its key.
 const HINT: [&str; 2] = ["envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"];
 
-/// Endpoints that a request may go to.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Subset(Vec<Allowed>);
+/// The most that is read of one: more than a pool has endpoints. What comes after is not allowed.
+const MOST: usize = 10_000;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Endpoints that a request may go to. They are looked up under the book's lock, and so not one by one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Subset(HashSet<Allowed>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Allowed {
     One(SocketAddr),
     AllOf(IpAddr),
@@ -34,7 +38,7 @@ impl Subset {
                     Kind::StringValue(text) => Some(text.as_str()),
                     _ => None,
                 });
-                Self(texts.flat_map(addresses).collect())
+                Self(texts.flat_map(addresses).take(MOST).collect())
             }
             _ => Self::default(),
         })
@@ -42,16 +46,13 @@ impl Subset {
 
     /// Addresses with commas between them.
     pub(super) fn read(text: &str) -> Self {
-        Self(addresses(text).collect())
+        Self(addresses(text).take(MOST).collect())
     }
 
     /// Whether it allows the endpoint of this address.
     pub(super) fn allows(&self, address: &str) -> bool {
         let Ok(address) = address.parse::<SocketAddr>() else { return false };
-        self.0.iter().any(|allowed| match allowed {
-            Allowed::One(own) => *own == address,
-            Allowed::AllOf(host) => *host == address.ip(),
-        })
+        self.0.contains(&Allowed::One(address)) || self.0.contains(&Allowed::AllOf(address.ip()))
     }
 }
 
@@ -121,5 +122,13 @@ mod tests {
         }
         assert_eq!(hint(Kind::NullValue(0)), None);
         assert_eq!(Subset::of(&Metadata::default()), None);
+    }
+
+    #[test]
+    fn of_a_hint_without_end_only_so_much_is_read() {
+        let text = (0..MOST).map(|n| format!("10.0.{}.{}:80,", n / 250, n % 250)).collect::<String>();
+        let hint = hint(Kind::StringValue(text + "10.9.9.9:80")).unwrap();
+        assert!(hint.allows("10.0.0.0:80") && hint.allows("10.0.39.249:80"));
+        assert!(!hint.allows("10.9.9.9:80"));
     }
 }

@@ -10,6 +10,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
 use envoy_types::pb::envoy::r#type::v3::HttpStatus;
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, Value};
+use std::borrow::Cow;
 use weir::request::Refusal;
 
 /// gRPC metadata by which a gateway names the pool.
@@ -20,8 +21,6 @@ pub(super) const LB: &str = "envoy.lb";
 pub(super) const SERVED: &str = "x-gateway-destination-endpoint-served";
 /// The namespace of what is for the access log.
 pub(super) const LOG: &str = "weir";
-/// A piece of a body that is sent back: Envoy advises against more than 64 KiB.
-const PIECE: usize = 62_000;
 
 /// A change of a message's headers.
 #[derive(Debug, Default)]
@@ -52,11 +51,12 @@ impl Headers {
         any.then_some(HeaderMutation { set_headers: self.set, remove_headers: self.remove })
     }
 
-    /// With a route found anew, since what routes match on has changed.
+    /// With a route found anew where something changes, since routes match on headers.
     pub(super) fn of_request(self) -> CommonResponse {
+        let header_mutation = self.mutation();
         CommonResponse {
-            header_mutation: self.mutation(),
-            clear_route_cache: true,
+            clear_route_cache: header_mutation.is_some(),
+            header_mutation,
             ..CommonResponse::default()
         }
     }
@@ -66,12 +66,15 @@ impl Headers {
     }
 }
 
-/// The headers of a message, names in lower case; what is no text is left out.
-pub(super) fn headers(map: Option<&HeaderMap>) -> impl Iterator<Item = (&str, &str)> {
-    map.into_iter().flat_map(|map| &map.headers).filter_map(|header| {
-        let raw = std::str::from_utf8(&header.raw_value).ok()?;
-        Some((header.key.as_str(), if raw.is_empty() { &header.value } else { raw }))
-    })
+/// The headers of a message, names in lower case. What is no text is read all the same, as far as it goes: a header that is
+/// left out here would be one that nobody removes.
+pub(super) fn headers(map: Option<&HeaderMap>) -> Vec<(&str, Cow<'_, str>)> {
+    let all = map.into_iter().flat_map(|map| &map.headers);
+    let read = all.map(|header| match header.raw_value.is_empty() {
+        true => (header.key.as_str(), Cow::Borrowed(header.value.as_str())),
+        false => (header.key.as_str(), String::from_utf8_lossy(&header.raw_value)),
+    });
+    read.collect()
 }
 
 fn told(response: Told) -> ProcessingResponse {
@@ -90,10 +93,6 @@ pub(super) fn request_body(common: CommonResponse) -> ProcessingResponse {
     told(Told::RequestBody(BodyResponse { response: Some(common) }))
 }
 
-pub(super) fn response_body() -> ProcessingResponse {
-    told(Told::ResponseBody(BodyResponse::default()))
-}
-
 pub(super) fn request_trailers() -> ProcessingResponse {
     told(Told::RequestTrailers(TrailersResponse::default()))
 }
@@ -102,29 +101,31 @@ pub(super) fn response_trailers() -> ProcessingResponse {
     told(Told::ResponseTrailers(TrailersResponse::default()))
 }
 
-/// A piece of a body, as it came.
-fn streamed(body: Vec<u8>, end_of_stream: bool) -> BodyResponse {
-    let streamed = StreamedBodyResponse { body, end_of_stream, ..StreamedBodyResponse::default() };
+/// Of which message a body is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Whose {
+    Request,
+    Response,
+}
+
+fn body(whose: Whose, response: BodyResponse) -> ProcessingResponse {
+    told(match whose {
+        Whose::Request => Told::RequestBody(response),
+        Whose::Response => Told::ResponseBody(response),
+    })
+}
+
+/// Nothing changes in a piece of a body.
+pub(super) fn unchanged(whose: Whose) -> ProcessingResponse {
+    body(whose, BodyResponse { response: Some(CommonResponse::default()) })
+}
+
+/// A piece of a body, sent back as it came.
+pub(super) fn streamed(whose: Whose, bytes: Vec<u8>, end_of_stream: bool) -> ProcessingResponse {
+    let streamed = StreamedBodyResponse { body: bytes, end_of_stream, ..StreamedBodyResponse::default() };
     let body_mutation = Some(BodyMutation { mutation: Some(Mutation::StreamedResponse(streamed)) });
-    BodyResponse { response: Some(CommonResponse { body_mutation, ..CommonResponse::default() }) }
-}
-
-/// A piece of a request's body, sent back as it came, in pieces that Envoy likes.
-pub(super) fn streamed_request(body: Vec<u8>, end: bool, mut say: impl FnMut(ProcessingResponse)) {
-    cut(body, end, |body, end| say(told(Told::RequestBody(streamed(body, end)))));
-}
-
-/// The same of a response's.
-pub(super) fn streamed_response(body: Vec<u8>, end: bool, mut say: impl FnMut(ProcessingResponse)) {
-    cut(body, end, |body, end| say(told(Told::ResponseBody(streamed(body, end)))));
-}
-
-fn cut(body: Vec<u8>, end: bool, mut say: impl FnMut(Vec<u8>, bool)) {
-    if body.len() <= PIECE {
-        return say(body, end);
-    }
-    let last = body.len().div_ceil(PIECE) - 1;
-    body.chunks(PIECE).enumerate().for_each(|(nth, piece)| say(piece.to_vec(), end && nth == last));
+    let common = CommonResponse { body_mutation, ..CommonResponse::default() };
+    body(whose, BodyResponse { response: Some(common) })
 }
 
 /// An answer in the place of an endpoint's: JSON.

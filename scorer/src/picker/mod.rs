@@ -16,10 +16,13 @@ mod answer;
 mod choose;
 mod config;
 mod exchange;
+mod held;
 mod hint;
 mod lease;
 mod message;
 mod modes;
+mod outbox;
+mod room;
 #[cfg(test)]
 mod tests;
 
@@ -32,7 +35,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::{
 };
 use envoy_types::pb::envoy::service::ext_proc::v3::{ProcessingRequest, ProcessingResponse};
 use exchange::Exchange;
-use std::collections::VecDeque;
+use outbox::Outbox;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -42,7 +45,7 @@ use tokio::net::TcpListener;
 use tokio_stream::Stream;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
@@ -52,7 +55,9 @@ const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 64 << 20;
 /// Requests on one connection. A stream stays open as long as its request, so there are many.
 const MOST_STREAMS: u32 = 100_000;
-/// Of a message, what is not body: Envoy takes heads of up to 8 MiB.
+/// Messages that one request is heard in before others have their turn: a body may come in a million pieces.
+const TURN: usize = 256;
+/// Of a message, what is not body: Envoy takes heads of up to 8 MiB. What is longer is not read at all.
 const OVERHEAD: usize = 9 << 20;
 /// An Envoy that is silent for so long is asked whether it is still there: a host that was cut off says no goodbye, and
 /// what it held would stay booked.
@@ -93,6 +98,9 @@ pub async fn serve(
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_concurrent_streams(MOST_STREAMS)
+        // Clients that reset what they have just sent are Envoy's to stop. Here all its clients share one connection: to close
+        // it, as is usual from 20 such streams on, would cut off everybody.
+        .http2_max_pending_accept_reset_streams(Some(MOST_STREAMS as usize))
         .http2_keepalive_interval(Some(ASK_AFTER))
         .add_service(processor)
         .add_service(health)
@@ -135,7 +143,7 @@ impl ExternalProcessor for Processor {
     ) -> Result<Response<Dialogue>, Status> {
         let named = request.metadata().get(message::POOL).and_then(|name| name.to_str().ok());
         let exchange = Exchange::new(Arc::clone(&self.0), named);
-        Ok(Response::new(Dialogue { inbound: request.into_inner(), exchange, ready: VecDeque::new() }))
+        Ok(Response::new(Dialogue { inbound: request.into_inner(), exchange, outbox: Outbox::default() }))
     }
 }
 
@@ -144,30 +152,35 @@ impl ExternalProcessor for Processor {
 struct Dialogue {
     inbound: Streaming<ProcessingRequest>,
     exchange: Exchange,
-    ready: VecDeque<ProcessingResponse>,
+    outbox: Outbox,
 }
 
 impl Stream for Dialogue {
     type Item = Result<ProcessingResponse, Status>;
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let Self { inbound, exchange, ready } = self.get_mut();
-        loop {
-            if let Some(answer) = ready.pop_front() {
+        let Self { inbound, exchange, outbox } = self.get_mut();
+        for _ in 0..TURN {
+            if let Some(answer) = outbox.next() {
                 return Poll::Ready(Some(Ok(answer)));
             }
-            ready!(exchange.poll(context, ready));
-            if !ready.is_empty() {
-                continue;
+            ready!(exchange.poll(context, outbox));
+            if let Some(answer) = outbox.next() {
+                return Poll::Ready(Some(Ok(answer)));
             }
-            match ready!(Pin::new(&mut *inbound).poll_next(context)) {
-                Some(Ok(asked)) => {
-                    if let Err(status) = exchange.hear(asked, ready) {
-                        return Poll::Ready(Some(Err(status)));
-                    }
-                }
-                Some(Err(_)) | None => return Poll::Ready(None),
+            let heard = match ready!(Pin::new(&mut *inbound).poll_next(context)) {
+                Some(Ok(asked)) => exchange.hear(asked, outbox),
+                // As tonic says of a message above the limit.
+                Some(Err(status)) if status.code() == Code::OutOfRange => exchange.overflowed(status, outbox),
+                // The gateway's failure mode applies. An end without an error would be leave to go on.
+                Some(Err(status)) => Err(status),
+                None => return Poll::Ready(None),
+            };
+            if let Err(status) = heard {
+                return Poll::Ready(Some(Err(status)));
             }
         }
+        context.waker().wake_by_ref();
+        Poll::Pending
     }
 }

@@ -42,10 +42,10 @@ pub use watch::Watch;
 pub use weir::signals::{Config as Signals, Scraped};
 
 use crate::discovery;
+use crate::http::{self, Bounds};
 use crate::picker::{self, Picker};
 use crate::{admin, otel};
 use anyhow::Context;
-use axum::serve::ListenerExt;
 use std::future::Future;
 use std::io::Write;
 use std::net::SocketAddr;
@@ -69,7 +69,7 @@ pub fn run(file: &Path, listen: Option<SocketAddr>) -> anyhow::Result<()> {
     let config = Config::read(&text).with_context(|| file.display().to_string())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let threads = config.picker.as_ref().map(picker_threads).transpose()?;
-    runtime.block_on(async {
+    let ended = runtime.block_on(async {
         let address = listen.unwrap_or(config.listen);
         let listener =
             TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
@@ -117,7 +117,10 @@ pub fn run(file: &Path, listen: Option<SocketAddr>) -> anyhow::Result<()> {
         }
         log::info!("stopped");
         Ok(())
-    })
+    });
+    // A file that is being read may never end.
+    runtime.shutdown_background();
+    ended
 }
 
 fn picker_threads(config: &picker::Config) -> std::io::Result<Runtime> {
@@ -155,30 +158,24 @@ pub async fn serve(
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> std::io::Result<()> {
     let expiry = tokio::spawn(expire(Arc::clone(&scorer)));
-    let listener = listener.tap_io(|connection| {
-        // Answers are small and awaited: none waits for a second one to share its packet.
-        if let Err(error) = connection.set_nodelay(true) {
-            log::debug!("set_nodelay: {error}");
-        }
-    });
     let (say, heard) = tokio::sync::oneshot::channel();
     let stop = async move {
         stop.await;
         let _ = say.send(());
     };
-    let server = axum::serve(listener, routes::router(scorer)).with_graceful_shutdown(stop);
+    let server = http::serve(listener, routes::router(scorer), Bounds::default(), stop);
     let patience = async {
         match heard.await {
             Ok(()) => tokio::time::sleep(GRACE).await,
             Err(_) => std::future::pending().await,
         }
     };
-    let result = tokio::select! {
-        result = server.into_future() => result,
-        () = patience => Ok(()),
-    };
+    tokio::select! {
+        () = server => {}
+        () = patience => {}
+    }
     expiry.abort();
-    result
+    Ok(())
 }
 
 /// Ends the leases whose time is up, also while nobody asks for anything.

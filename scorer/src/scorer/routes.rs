@@ -212,8 +212,10 @@ async fn ready(State(scorer): State<Arc<Scorer>>) -> Response {
     }
 }
 
+/// Thousands of lines take milliseconds: not on the thread that chooses.
 async fn metrics(State(scorer): State<Arc<Scorer>>) -> Response {
-    match scorer.metrics() {
+    let text = tokio::task::spawn_blocking(move || scorer.metrics()).await;
+    match text.map_err(Into::into).flatten() {
         Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }

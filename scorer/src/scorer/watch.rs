@@ -6,6 +6,7 @@
 //! (policy, addresses, the set of pools) takes a restart, since leases that are out were booked by it.
 
 use super::{Config, Scorer};
+use crate::document::{self, Seen};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use std::time::Duration;
 pub struct Watch {
     file: PathBuf,
     /// Its bytes, or why there were none; each is spoken of once.
-    seen: Result<Vec<u8>, String>,
+    seen: Seen,
     /// What is in force.
     running: Config,
 }
@@ -31,20 +32,16 @@ impl Watch {
         let mut every = tokio::time::interval(every);
         loop {
             every.tick().await;
-            let read = tokio::fs::read(&self.file).await.map_err(|error| error.to_string());
-            self.take(read, &scorer);
+            let seen = std::mem::replace(&mut self.seen, Ok(Vec::new()));
+            let (read, next) = document::follow(&self.file, Some(seen), Config::read).await;
+            self.seen = read;
+            if let Some(next) = next {
+                self.take(next, &scorer);
+            }
         }
     }
 
-    fn take(&mut self, read: Result<Vec<u8>, String>, scorer: &Scorer) {
-        if read == self.seen {
-            return;
-        }
-        let next = match &read {
-            Ok(text) => Config::read(text).map_err(|invalid| invalid.to_string()),
-            Err(why) => Err(why.clone()),
-        };
-        self.seen = read;
+    fn take(&mut self, next: Result<Config, String>, scorer: &Scorer) {
         let file = self.file.display();
         match next {
             Err(why) => log::error!("{file}: refused, the last good one stays: {why}"),

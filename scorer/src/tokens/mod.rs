@@ -5,17 +5,21 @@
 //! [`of_body`] does it, and where it cannot it says why ([`Unread`]): then the choice is made by what was sent before.
 //!
 //! It takes the longer the longer the prompt is, and for a long one more than a gateway waits. So [`Reader`] does it on
-//! threads of its own, a few at a time, and not longer than it may.
+//! threads of its own, a few at a time, and not longer than it may. What would take longer is not begun ([`pace`]), and one
+//! thread is kept for short prompts.
 
 mod body;
 mod config;
+mod pace;
 mod template;
 
 pub use config::Config;
 
+use crate::clock::Clock;
 use anyhow::Context;
 use body::Prompt;
 use minijinja::value::Value;
+use pace::Pace;
 use serde_json::Value as Json;
 use std::path::Path;
 use std::sync::Arc;
@@ -30,7 +34,7 @@ use weir::kv;
 pub enum Unread {
     /// There is none: the gateway did not send it along.
     Absent,
-    /// It is longer than is read.
+    /// It is longer than is read, or than can be read in time.
     TooLong,
     /// It is not JSON, or not a request.
     Body,
@@ -155,6 +159,10 @@ pub fn of_body(model: &Model, body: &[u8]) -> Result<kv::Tokens, Unread> {
 pub struct Reader {
     model: Arc<Model>,
     turns: Arc<Semaphore>,
+    /// Turns of bodies that are not short: where there are two or more, one less.
+    long: Arc<Semaphore>,
+    pace: Arc<Pace>,
+    clock: Clock,
     timeout: Duration,
     most: usize,
 }
@@ -162,9 +170,13 @@ pub struct Reader {
 impl Reader {
     /// A reader with the model of these files.
     pub fn new(config: &Config) -> anyhow::Result<Self> {
+        let threads = config.threads.get().min(Semaphore::MAX_PERMITS);
         Ok(Self {
             model: Arc::new(Model::read(config)?),
-            turns: Arc::new(Semaphore::new(config.threads.get().min(Semaphore::MAX_PERMITS))),
+            turns: Arc::new(Semaphore::new(threads)),
+            long: Arc::new(Semaphore::new(threads.saturating_sub(1).max(1))),
+            pace: Arc::default(),
+            clock: Clock::start(),
             timeout: config.timeout(),
             most: config.max_bytes.get(),
         })
@@ -181,18 +193,26 @@ impl Reader {
         body: impl AsRef<[u8]> + Send + 'static,
         adapter: Option<u64>,
     ) -> Result<kv::Tokens, Unread> {
-        match body.as_ref().len() {
-            0 => return Err(Unread::Absent),
-            length if length > self.most => return Err(Unread::TooLong),
-            _ => {}
+        let length = body.as_ref().len();
+        if length == 0 {
+            return Err(Unread::Absent);
         }
-        let (model, turns) = (Arc::clone(&self.model), Arc::clone(&self.turns));
+        if length > self.most || !self.pace.fits(length, self.timeout, self.clock.now()) {
+            return Err(Unread::TooLong);
+        }
+        let Self { model, turns, long, pace, clock, .. } = self.clone();
         let work = async move {
-            let turn = turns.acquire_owned().await.map_err(|_| Unread::Late)?;
+            let turn = async |turns: Arc<Semaphore>| turns.acquire_owned().await.map_err(|_| Unread::Late);
+            let long = if length > pace::SHORT { Some(turn(long).await?) } else { None };
+            let turns = (long, turn(turns).await?);
             let read = move || {
                 // Given back when it is done, also where nobody waits for it any more.
-                let _turn = turn;
-                of_body(&model, body.as_ref()).map(|tokens| kv::Tokens { adapter, ..tokens })
+                let _turns = turns;
+                let start = clock.now();
+                let tokens = of_body(&model, body.as_ref())?;
+                let now = clock.now();
+                pace.learn(length, now.since(start), now);
+                Ok(kv::Tokens { adapter, ..tokens })
             };
             tokio::task::spawn_blocking(read).await.unwrap_or(Err(Unread::Tokenizer))
         };

@@ -134,3 +134,22 @@ async fn a_reader_gives_up_what_is_too_long_or_takes_too_long() {
     let _all = busy.turns.acquire_many(2).await.unwrap();
     assert_eq!(busy.read(body, None).await, Err(Unread::Late));
 }
+
+#[tokio::test]
+async fn what_cannot_be_done_in_time_is_not_begun_and_short_ones_have_a_thread_to_themselves() {
+    let reader = Reader::new(&config(serde_json::json!({"timeout_ms": 60_000}))).unwrap();
+    let prompt = |words: usize| format!(r#"{{"prompt":"{}"}}"#, "Say hello ".repeat(words)).into_bytes();
+    let (short, long) = (prompt(2), prompt(5_000));
+    reader.read(long.clone(), None).await.unwrap();
+    // All turns of long ones are taken.
+    let turns = reader.long.acquire_many(1).await.unwrap();
+    assert_eq!(reader.long.available_permits(), 0);
+    assert!(reader.turns.available_permits() > 0);
+    let hasty = Reader { timeout: Duration::from_millis(200), pace: Arc::default(), ..reader.clone() };
+    assert_eq!(hasty.read(long.clone(), None).await, Err(Unread::Late));
+    reader.read(short.clone(), None).await.unwrap();
+    drop(turns);
+    reader.pace.learn(1 << 20, Duration::from_secs(6_000), reader.clock.now());
+    assert_eq!(reader.read(long, None).await, Err(Unread::TooLong));
+    reader.read(short, None).await.unwrap();
+}

@@ -242,6 +242,15 @@ fn wrong_configuration_is_refused_with_its_place() {
         message(json!({}), &["10.0.0.1:80", "10.0.0.1:80"])
             .starts_with("endpoints[1]: 10.0.0.1:80 is listed twice")
     );
+    for nobody in ["10.0.0.1:0", "0.0.0.0:80", "[::]:80", "224.0.0.1:9", "[ff02::1]:9", "255.255.255.255:1"] {
+        let refused = message(json!({}), &["10.0.0.1:80", nobody]);
+        assert!(refused.starts_with(&format!("endpoints[1]: {nobody}: ")), "{refused}");
+    }
+    let many: Vec<String> =
+        (0..=MOST_ENDPOINTS).map(|i| format!("10.0.{}.{}:80", i / 256, i % 256)).collect();
+    let refused = Pool::new(&Config::default(), &many, 9).unwrap_err().to_string();
+    assert_eq!(refused, "endpoints: 4097 endpoints; a pool has at most 4096");
+    assert!(Pool::new(&Config::default(), &many[1..], 9).is_ok());
     assert!(message(json!({}), &["10.0.0.1:080"]).contains("10.0.0.1:80"));
     assert_eq!(pool(0).reserve(1, &ask(&[]), NOW), None);
 }

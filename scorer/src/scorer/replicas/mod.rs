@@ -16,7 +16,9 @@ pub(super) use gauges::Gauges;
 
 use super::{Config as ScorerConfig, Scorer};
 use crate::clock;
-use link::{Keys, Reader, Writer};
+use crate::seldom::Seldom;
+use link::{Keys, Position, Reader, Writer};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -30,6 +32,9 @@ use weir::replicas::{Frame, Kind, LISTENS, ReplicaId, Replicas};
 /// Most bytes that wait to be told: seconds of what a scorer can do.
 const MOST_WAITING: usize = 16 << 20;
 
+/// How often a frame is tried while the store answers otherwise.
+const TRIES: u32 = 3;
+
 /// What leads to the other scorers.
 #[derive(Debug)]
 pub(super) struct Link {
@@ -37,11 +42,14 @@ pub(super) struct Link {
     client: redis::Client,
     timeout: Duration,
     keys: Keys,
+    position: Position,
     replicas: Mutex<Replicas>,
     outbox: Mutex<Outbox>,
     /// Something waits to be told.
     waiting: Notify,
     lost: AtomicU64,
+    /// Of what made no sense.
+    odd: Mutex<Seldom>,
 }
 
 /// What is to be told.
@@ -61,13 +69,21 @@ struct Outbox {
     is_up: Option<bool>,
 }
 
-/// What leaves at once.
+/// What leaves at once, the first first.
 #[derive(Debug, Default)]
 struct Parcel {
     /// For all.
-    frames: Vec<Vec<u8>>,
+    frames: VecDeque<Told>,
     /// For one each.
-    newcomers: Vec<(ReplicaId, Vec<Vec<u8>>)>,
+    newcomers: VecDeque<(ReplicaId, Vec<u8>)>,
+}
+
+/// A frame as bytes.
+#[derive(Debug)]
+struct Told {
+    frame: Vec<u8>,
+    /// So many messages are in it.
+    messages: usize,
 }
 
 impl Link {
@@ -85,6 +101,8 @@ impl Link {
             outbox: Mutex::default(),
             waiting: Notify::new(),
             lost: AtomicU64::new(0),
+            odd: Mutex::default(),
+            position: Position::default(),
         }))
     }
 
@@ -135,17 +153,25 @@ impl Link {
             );
             // Behind all that happened before.
             frames.extend(std::mem::take(&mut outbox.whole).then(|| replicas.whole(pools, now)));
-            let encode = |frames: Vec<Frame>| frames.iter().map(Frame::encode).collect::<Vec<_>>();
-            let newcomers = std::mem::take(&mut outbox.newcomers).into_iter();
-            let newcomers = newcomers.map(|one| (one, encode(replicas.everything(pools, now)))).collect();
-            Parcel { frames: encode(frames), newcomers }
+            let told = |frame: &Frame| Told { frame: frame.encode(), messages: frame.messages.len() };
+            let everything = |one: ReplicaId| {
+                let frames = replicas.everything(pools, now);
+                frames.into_iter().map(move |frame| (one, frame.encode()))
+            };
+            let newcomers = std::mem::take(&mut outbox.newcomers).into_iter().flat_map(everything);
+            Parcel { frames: frames.iter().map(told).collect(), newcomers: newcomers.collect() }
         })
     }
 
     /// Books what another has told.
     fn hear(&self, scorer: &Scorer, bytes: &[u8]) {
         let Some(frame) = Frame::decode(bytes) else {
-            log::warn!("what another scorer says makes no sense: is it of another version?");
+            let times = self.odd.lock().unwrap_or_else(PoisonError::into_inner).note(scorer.now());
+            if let Some(times) = times {
+                log::warn!(
+                    "what another scorer says makes no sense ({times} times): is it of another version?"
+                );
+            }
             return;
         };
         let (from, is_hello) = (frame.from, frame.kind == Kind::Hello { asks: None });
@@ -180,6 +206,13 @@ impl Link {
         }
     }
 
+    /// Lets go what cannot be told; all leases are named instead.
+    fn let_go(&self, frames: VecDeque<Told>) {
+        let messages: usize = frames.iter().map(|told| told.messages).sum();
+        self.lost.fetch_add(messages as u64, Ordering::Relaxed);
+        self.outbox().whole = true;
+    }
+
     /// The store answers or fails: said once a change.
     fn is_up(&self, now: Result<(), String>) {
         let up = now.is_ok();
@@ -206,9 +239,11 @@ async fn write(link: Arc<Link>, scorer: Arc<Scorer>) {
     let (flush, retry) = (Duration::from_millis(flush), Duration::from_millis(link.config.retry_ms.get()));
     let mut beats = tokio::time::interval(beat);
     beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let (mut away, mut tries) = (true, 0);
+    let mut parcel = Parcel::default();
     loop {
         tokio::select! {
-            () = link.waiting.notified() => tokio::time::sleep(flush).await,
+            () = link.waiting.notified(), if !away => tokio::time::sleep(flush).await,
             _ = beats.tick() => match writer.beat(beat).await {
                 Ok(living) => {
                     let asks_again = {
@@ -219,25 +254,40 @@ async fn write(link: Arc<Link>, scorer: Arc<Scorer>) {
                     let mut outbox = link.outbox();
                     outbox.whole = true;
                     outbox.hello.extend(asks_again.then_some(None));
-                    drop(outbox);
-                    link.is_up(Ok(()));
+                    away = false;
                 }
-                Err(why) => link.is_up(Err(why)),
+                Err(why) => {
+                    away = true;
+                    link.is_up(Err(why));
+                    beats.reset_after(retry);
+                }
             }
         }
         // Whoever hears of this one answers, so it has to hear first; and what waits while the store is away waits in the outbox.
-        let tells = { link.outbox().reads && link.outbox().is_up == Some(true) };
-        if !tells {
+        if away || !link.outbox().reads {
             continue;
         }
-        let mut parcel = link.parcel(&scorer);
-        while let Err(why) = writer.send(&parcel).await {
-            link.is_up(Err(why));
-            tokio::time::sleep(retry).await;
-            // Said again it does no harm; all leases are named soon.
-            parcel.newcomers.clear();
+        let waited = parcel.frames.len();
+        let mut sent = writer.send(&mut parcel).await;
+        if sent.is_ok() {
+            parcel = link.parcel(&scorer);
+            sent = writer.send(&mut parcel).await;
+            tries = 0;
         }
-        link.is_up(Ok(()));
+        let Err(why) = sent else {
+            link.is_up(Ok(()));
+            continue;
+        };
+        link.is_up(Err(why));
+        away = true;
+        beats.reset_after(retry);
+        parcel.newcomers.clear();
+        // Said again it does no harm. But what does not pass while signs of life do never will, and may not hold up the rest.
+        tries = if parcel.frames.len() < waited { 1 } else { tries + 1 };
+        if tries >= TRIES {
+            tries = 0;
+            link.let_go(std::mem::take(&mut parcel.frames));
+        }
     }
 }
 
@@ -245,7 +295,7 @@ async fn read(link: Arc<Link>, scorer: Arc<Scorer>) {
     let retry = Duration::from_millis(link.config.retry_ms.get());
     let mut reader = Reader::new(&link);
     loop {
-        let read = reader.read(&link, !link.is_ready(scorer.now())).await;
+        let read = reader.read(!link.is_ready(scorer.now())).await;
         match read {
             Ok(frames) => {
                 if !reader.said_hello {
