@@ -89,7 +89,9 @@ pub fn import(document: &Value, price_list: Option<&Value>) -> Result<Imported, 
     if let Some(prices) = prices::prices(&priced) {
         let limit = json!({"limits": [], "cost": {"prices": prices}});
         weir_limit::read(limit.to_string().as_bytes())?;
-        config["limit"] = limit;
+        if let Some(filters) = config.as_object_mut() {
+            filters.insert("limit".into(), limit);
+        }
     }
     Ok(Imported { config, left_out })
 }
