@@ -5,7 +5,7 @@
 //! [`of_body`] does it, and where it cannot it says why ([`Unread`]): then the choice is made by what was sent before.
 //!
 //! It takes the longer the longer the prompt is, and for a long one more than a gateway waits. So [`Reader`] does it on
-//! threads of its own, a few at a time, and not longer than it may. What would take longer is not begun ([`pace`]), and one
+//! threads of its own, a few at a time, and not longer than it may. What would take longer is not begun (`pace.rs`), and one
 //! thread is kept for short prompts.
 
 mod body;
