@@ -179,7 +179,7 @@ mod tests {
     async fn of_a_followed_file_only_what_is_a_file_and_not_too_large_is_read() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("a.yaml");
-        let look = async |seen| follow(&file, seen, |text| read_one(text)).await;
+        let look = async |seen| follow(&file, seen, read_one).await;
         std::fs::write(&file, "a: 1\n").unwrap();
         let (seen, made) = look(None).await;
         assert_eq!(made, Some(Ok(json!({"a": 1}))));
@@ -189,7 +189,7 @@ mod tests {
         let (_, made) = look(Some(seen)).await;
         assert!(made.unwrap().unwrap_err().contains("larger than"));
         for odd in [dir.path(), Path::new("/dev/zero")] {
-            let (_, made) = follow(odd, None, |text| read_one(text)).await;
+            let (_, made) = follow(odd, None, read_one).await;
             assert!(made.unwrap().unwrap_err().contains("not a file"), "{odd:?}");
         }
     }

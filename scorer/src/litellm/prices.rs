@@ -239,7 +239,7 @@ mod tests {
             (rates.0[INPUT], left_out.len())
         };
         assert_eq!(settings(json!("0.0000025")), (Some(2_500), 0));
-        assert_eq!(settings(json!(1.1999999999999999e-06)), (Some(1_200), 0));
+        assert_eq!(settings(serde_json::from_str("1.1999999999999999e-06").unwrap()), (Some(1_200), 0));
         assert_eq!(settings(json!(1e-13)), (Some(1), 1));
         for bad in [json!(-1e-6), json!(2), json!("dear"), json!([])] {
             assert_eq!(settings(bad.clone()), (Some(0), 2), "{bad}");
