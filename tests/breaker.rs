@@ -166,7 +166,8 @@ async fn a_dead_endpoint_costs_two_retries_and_is_used_again_when_it_is_back() {
             retried += usize::from(answer.headers()["x-envoy-attempt-count"] != "1");
         }
         let probes = start.elapsed().as_secs() as usize;
-        assert!((1..=2 + probes).contains(&retried), "chain {chain}, scorer {scorer}: {retried}");
+        // Two end it; the other worker may choose once more before it hears of that.
+        assert!((1..=3 + probes).contains(&retried), "chain {chain}, scorer {scorer}: {retried}");
         let back = again(dead, Fault::new(Kind::None)).await;
         let used = async || {
             let answer = gateway.chat(&chat(MODELS[0], "and now", 2)).await.unwrap();
