@@ -33,8 +33,9 @@ pub(crate) struct Attempts {
 /// A request of which a copy is sent.
 #[derive(Debug)]
 struct Hedge {
-    /// When, unless it is answered.
-    at: Instant,
+    /// An answer after this time may be the copy's. That is half of the delay: Envoy's timer counts from the beginning of its
+    /// loop's turn, so on a busy machine the copy goes out sooner than it was told to.
+    from: Instant,
     /// Nobody has looked yet how many attempts there were.
     uncounted: bool,
     /// Whether an answer came, and if so after that time.
@@ -59,14 +60,14 @@ impl Attempts {
 
     /// A copy of the request goes out after that time.
     pub(crate) fn hedge(&mut self, now: Instant, after: Duration) {
-        self.hedge = Some(Hedge { at: now + after, uncounted: true, late: None });
+        self.hedge = Some(Hedge { from: now + after / 2, uncounted: true, late: None });
     }
 
     /// An answer begins, of this status.
     pub(crate) fn answered(&mut self, host: &dyn Host) {
         if let Some(hedge) = &mut self.hedge {
             // An error is Envoy's, or it is the last that is left: nobody was sooner.
-            hedge.late = Some(host.now() >= hedge.at && status(host) < 500);
+            hedge.late = Some(host.now() >= hedge.from && status(host) < 500);
         }
     }
 
@@ -76,7 +77,7 @@ impl Attempts {
         let silent = match &self.hedge {
             Some(Hedge { late: Some(true), .. }) => Outcome::failed(Reason::Slow),
             // The client left, and copies may have been out.
-            Some(Hedge { late: None, at, .. }) if host.now() >= *at => Outcome::gone(),
+            Some(Hedge { late: None, from, .. }) if host.now() >= *from => Outcome::gone(),
             _ => Outcome::failed(Reason::Reset),
         };
         let outcome = |address: &String| (address.clone(), left(host, address).unwrap_or(silent));
