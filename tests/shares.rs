@@ -490,9 +490,9 @@ async fn slots_that_another_gateway_has_are_waited_for_and_its_line_does_not_kee
     let mut limit = limit(600, json!({}));
     let queue = json!({"size": 100, "timeout_ms": 60_000});
     limit["limits"][0] = json!({"name": "l", "key": ["api_key"], "max_in_flight": 2, "queue": queue});
-    // Answers of about 150 ms: the first gateway's line takes two seconds at the least.
+    // Answers of about 150 ms: the first gateway's line takes six seconds at the least, and a claim a lease of 1.2 s at the most.
     let gateways = two(&limit, true, Config { decode_ms: 2.5, ..Config::default() }).await;
-    const LINE: usize = 30;
+    const LINE: usize = 80;
     let answered = std::sync::atomic::AtomicUsize::new(0);
     let first = join_all((0..LINE).map(|turn| {
         let (gateway, answered) = (&gateways[0], &answered);
