@@ -4,7 +4,8 @@
 #[path = "reality/reality.rs"]
 mod reality;
 
-use reality::{engine, gateway, measure, predict};
+use reality::{gateway, measure, predict};
+use rig::measure::engine;
 use serde_json::{Value, json};
 use weir_engine::{Config, Engine, Fault, Kind};
 

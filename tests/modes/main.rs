@@ -4,13 +4,12 @@
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use rig::{Edit, Gateway, MODELS, Second, Setup, chat, filter_config, find_all, get, repository, wait_until};
-use serde_json::{Value, json};
+use rig::measure::{engine, show_endpoints};
+use rig::{Edit, Gateway, MODELS, Second, Setup, chat, filter_config, get, repository, wait_until};
+use serde_json::Value;
 use std::time::Duration;
 use tokio::task::JoinSet;
 
-/// The header of an answer that names its endpoint: `weir load` looks for it.
-const ENDPOINT: &str = "x-gateway-destination-endpoint-served";
 const SOON: Duration = Duration::from_secs(30);
 /// Requests at once, in a burst.
 const BURST: usize = 64;
@@ -81,19 +80,9 @@ impl Run {
                     pick["scorer"]["push_ms"] = push_ms.into();
                 });
             }
-            for routes in find_all(envoy, &|value| value["virtual_hosts"].is_array()) {
-                routes["response_headers_to_add"] =
-                    json!([{"header": {"key": ENDPOINT, "value": "%UPSTREAM_REMOTE_ADDRESS%"}}]);
-            }
+            show_endpoints(envoy);
         });
-        let engine = weir_engine::Config {
-            prefill_ms_per_ktoken: 100.0,
-            decode_ms: 10.0,
-            decode_batch_slope: 0.0,
-            kv_tokens: 400_000,
-            cache_blocks: 100_000,
-            ..Default::default()
-        };
+        let engine = engine();
         let setup = Setup {
             engines: [options.engines, 1],
             engine,

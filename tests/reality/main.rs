@@ -42,7 +42,7 @@ fn policies() -> [(&'static str, Value); 5] {
 async fn main() -> Result<()> {
     let options = Options::parse();
     let traffic = ["--trace", &options.trace, "--requests", &options.requests, "--rate", &options.rate];
-    let engine = reality::engine();
+    let engine = rig::measure::engine();
     let mut table = String::from(
         "| policy, lab / measured | TTFT p50 s | p90 s | p99 s | E2E p50 s | TPOT p50 ms | good % | hit % | most/least | failed |\n|---|---|---|---|---|---|---|---|---|---|\n",
     );

@@ -2,24 +2,10 @@
 //! pool, policy and requests in `weir lab`.
 
 use anyhow::{Context, Result, ensure};
-use rig::{Edit, Gateway, MODELS, Setup, filter_config, find_all, repository};
+use rig::measure::show_endpoints;
+use rig::{Edit, Gateway, MODELS, Setup, filter_config, repository};
 use serde_json::{Value, json};
 use std::path::Path;
-
-/// The header of an answer that names its endpoint: `weir load` looks for it.
-const ENDPOINT: &str = "x-gateway-destination-endpoint-served";
-
-/// The engines: a prompt token takes 100 us in a lane of its own, a token of an answer comes each 10 ms. Nothing is evicted.
-pub(crate) fn engine() -> weir_engine::Config {
-    weir_engine::Config {
-        prefill_ms_per_ktoken: 100.0,
-        decode_ms: 10.0,
-        decode_batch_slope: 0.0,
-        kv_tokens: 400_000,
-        cache_blocks: 100_000,
-        ..Default::default()
-    }
-}
 
 /// The same engine for the lab: what an answer waits for a token is a step, what a prompt may take of a step follows.
 fn profile(engine: &weir_engine::Config) -> Value {
@@ -38,10 +24,7 @@ fn profile(engine: &weir_engine::Config) -> Value {
 pub(crate) async fn gateway(policy: Value, engines: usize, engine: &weir_engine::Config) -> Result<Gateway> {
     let edit: Edit = Box::new(move |envoy| {
         filter_config(envoy, "pick", |pick| pick["choose"]["policy"] = policy.clone());
-        for routes in find_all(envoy, &|value| value["virtual_hosts"].is_array()) {
-            routes["response_headers_to_add"] =
-                json!([{"header": {"key": ENDPOINT, "value": "%UPSTREAM_REMOTE_ADDRESS%"}}]);
-        }
+        show_endpoints(envoy);
     });
     let setup = Setup {
         engines: [engines, 1],

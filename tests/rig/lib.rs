@@ -13,6 +13,7 @@
 
 pub mod backend;
 mod config;
+pub mod measure;
 mod process;
 pub mod raw;
 mod redis;
