@@ -91,6 +91,9 @@ pub const PREFILLER: &str = "x-prefiller-host-port";
 /// Headers of an answer that came from a later group of endpoints than the first: the priority of the group that should have
 /// served, of the one that did, and why ([`crate::pool::Spilled::name`], or what the attempt before came to).
 pub const SPILLOVER: [&str; 3] = ["x-weir-spillover-from", "x-weir-spillover-to", "x-weir-spillover-reason"];
+/// Header of an attempt's answer: the request is too long for this endpoint, and the list goes on into another group. Envoy's retry policy
+/// goes by it (`retriable-headers`); `opening` writes it, and `pick` takes it away from what a client gets.
+pub const TOO_LONG: &str = "x-weir-too-long";
 /// Header: asks an endpoint to say how it is beside its answer (ORCA).
 pub const ORCA_FORMAT: &str = "endpoint-load-metrics-format";
 
@@ -116,6 +119,10 @@ pub const USAGE: &str = "weir.usage";
 pub fn attempt(address: &str) -> String {
     format!("weir.attempt.{address}")
 }
+
+/// Filter state: the last endpoint of a list that ends in a later group than it begins (`pick` writes): whoever else cannot hold
+/// the prompt is not the last word.
+pub const SPILLS_TO: &str = "weir.spills_to";
 
 /// Path of the scorer: choose and book.
 pub const RESERVE_PATH: &str = "/v1/reserve";
