@@ -17,6 +17,7 @@ pub mod measure;
 mod process;
 pub mod raw;
 mod redis;
+pub mod trap;
 
 pub use backend::Backend;
 pub use config::{
