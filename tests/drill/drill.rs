@@ -221,7 +221,8 @@ async fn one_step(
         garbled: seen.iter().filter(|seen| seen.ttft.is_some() && seen.whole && !seen.says_something).count(),
         ttft_p50_ms: at(0.5),
         ttft_p99_ms: at(0.99),
-        attempts: attempts as f64 / log.len().max(1) as f64,
+        // What ended a VM was no request to anybody.
+        attempts: attempts as f64 / log.len().saturating_sub(died.len()).max(1) as f64,
         out_ms,
         in_ms,
         quiet,
