@@ -241,6 +241,21 @@ mod tests {
     }
 
     #[test]
+    fn a_filter_by_the_pools_own_count_needs_no_engine_asked() {
+        let policy = |metric: &str| {
+            format!(
+                "choose: {{policy: {{plugins: [{{type: utilization-filter, parameters: {{conditions: [{{metric: active-requests, maxValue: 5}}, {{metric: {metric}, maxValue: 5}}]}}}}, {{type: active-request-scorer}}]}}}}"
+            )
+        };
+        none(&policy("active-requests"), "");
+        one(
+            &policy("waiting-queue"),
+            "",
+            "choose.policy.plugins[0].type: utilization-filter goes by what engines",
+        );
+    }
+
+    #[test]
     fn prices_and_weights_that_nobody_gave_are_said() {
         let cost = "choose: {policy: cost_based}";
         one(cost, "", "pools[0].attributes: cost_based goes by prices, and no endpoint of pool a has one");

@@ -14,6 +14,7 @@ use crate::policy::number::{Amount, Excess, Ratio};
 use crate::policy::{Candidate, Keep, Round};
 use crate::random::Random;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::num::NonZeroU32;
 
 #[derive(Debug, Deserialize, Serialize)]
@@ -43,6 +44,12 @@ impl Condition {
         };
         value.is_none_or(|value| value <= most)
     }
+}
+
+/// Whether a filter of these parameters goes by anything that engines say.
+pub(super) fn asks_engines(parameters: &Value) -> bool {
+    let own = |condition: &Condition| matches!(condition, Condition::ActiveRequests { .. });
+    Filter::deserialize(parameters).is_ok_and(|filter| !filter.conditions.iter().all(own))
 }
 
 impl Keep for Filter {
