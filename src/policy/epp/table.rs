@@ -212,7 +212,7 @@ static PLUGINS: &[Plugin] = &[
         .also(&["kv-cache-scorer"])
         .needs(&[Need::Signals]),
     row("prefix-cache-scorer", Make::Score(score::<prefix::Prefix>), checked::<prefix::Prefix>)
-        .also(&["prefix-cache", "precise-prefix-cache-scorer"])
+        .also(&["prefix-cache", "precise-prefix-cache-scorer", "kvcache-aware-scorer"])
         .passed(&[ONE_INDEX, INDEX, EVENTS]),
     row("load-aware-scorer", Make::Score(score::<load::LoadAware>), checked::<load::LoadAware>)
         .needs(&[Need::Signals]),
@@ -334,6 +334,7 @@ static PLUGINS: &[Plugin] = &[
     ]]),
     elsewhere("outlen-bucket", "load is prompt tokens; `limit` learns how long answers are"),
     row("request-attribute-reporter", Make::Elsewhere("`meter` publishes what answers used"), Ok),
+    row("models-responder", Make::Elsewhere("a GET of /v1/models is answered by one endpoint"), Ok),
     elsewhere("header-based-testing-filter", "the scorer's `picker.conformance` does it"),
     elsewhere("destination-endpoint-served-verifier", "the scorer's `picker.conformance` does it"),
 ];

@@ -53,6 +53,10 @@ pub(super) fn asks_engines(parameters: &Value) -> bool {
 }
 
 impl Keep for Filter {
+    fn is_for_load(&self) -> bool {
+        true
+    }
+
     fn keep(&mut self, round: &Round<'_>, keep: &mut [bool], _: &mut Random) {
         let holds =
             |candidate: &Candidate| self.conditions.iter().all(|condition| condition.holds(candidate));
@@ -69,6 +73,10 @@ pub(super) struct Active {
 }
 
 impl Keep for Active {
+    fn is_for_load(&self) -> bool {
+        true
+    }
+
     fn keep(&mut self, round: &Round<'_>, keep: &mut [bool], _: &mut Random) {
         let most = self.max_requests.get();
         leave_out(round, keep, self.fallback_on_empty, |candidate| candidate.in_flight <= most);
