@@ -1,6 +1,7 @@
 mod active;
 mod deadline;
 mod hedge;
+mod spill;
 
 use super::*;
 use serde_json::json;
