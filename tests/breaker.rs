@@ -482,7 +482,7 @@ async fn an_endpoint_that_is_out_is_tried_by_the_gateway_itself_and_by_no_client
             {"count": 2, "interval_ms": 10_000, "error_reasons": ["connect", "reset"]}}],
         "max_trip_duration_ms": 500,
         "ramp_ms": 0,
-        "active_probe": {"timeout_ms": 1_000, "request":
+        "active_probe": {"timeout_ms": 500, "request":
             {"path": "/v1/completions", "body": {"model": MODELS[0], "prompt": "are you well?", "max_tokens": 1}}},
     });
     for (chain, scorer) in [(true, false), (false, true)] {
