@@ -324,16 +324,22 @@ impl Serialize for Blocks {
 
 impl<'de> Deserialize<'de> for Blocks {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        let block = |digits: &[u8]| {
-            let digits = std::str::from_utf8(digits)
-                .ok()
-                .filter(|text| text.bytes().all(|byte| byte.is_ascii_hexdigit()))?;
-            u64::from_str_radix(digits, 16).ok()
-        };
-        let blocks: Option<Vec<u64>> =
-            text.as_bytes().chunks(16).map(|digits| block(digits).filter(|_| digits.len() == 16)).collect();
-        blocks.map(Self).ok_or_else(|| serde::de::Error::custom("blocks: not sixteen hex digits a block"))
+        struct Digits;
+        impl serde::de::Visitor<'_> for Digits {
+            type Value = Blocks;
+
+            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str("a string of hex digits")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Blocks, E> {
+                let (blocks, rest) = text.as_bytes().as_chunks::<16>();
+                let blocks: Option<Vec<u64>> = blocks.iter().map(unhex).collect();
+                let blocks = blocks.filter(|_| rest.is_empty()).map(Blocks);
+                blocks.ok_or_else(|| E::custom("blocks: not sixteen hex digits a block"))
+            }
+        }
+        deserializer.deserialize_str(Digits)
     }
 }
 
@@ -341,11 +347,28 @@ impl<'de> Deserialize<'de> for Blocks {
 pub fn hex(blocks: &[u64]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let digit = |nibble: u64| DIGITS.get((nibble & 15) as usize).copied().unwrap_or(b'0');
-    let digits = |hash: &u64| {
-        let hash = *hash;
-        (0..16).rev().map(move |place| char::from(digit(hash >> (4 * place))))
-    };
-    blocks.iter().flat_map(digits).collect()
+    let mut text = Vec::with_capacity(blocks.len().saturating_mul(16));
+    for hash in blocks {
+        let mut digits = [0; 16];
+        for (place, written) in (0..16).rev().zip(&mut digits) {
+            *written = digit(hash >> (4 * place));
+        }
+        text.extend_from_slice(&digits);
+    }
+    String::from_utf8(text).unwrap_or_default()
+}
+
+/// The hash that sixteen hex digits write.
+fn unhex(digits: &[u8; 16]) -> Option<u64> {
+    digits.iter().try_fold(0, |hash: u64, digit| {
+        let nibble = match digit {
+            b'0'..=b'9' => digit - b'0',
+            b'a'..=b'f' => digit - b'a' + 10,
+            b'A'..=b'F' => digit - b'A' + 10,
+            _ => return None,
+        };
+        Some(hash << 4 | u64::from(nibble))
+    })
 }
 
 /// Facts, as written by [`write_facts`], and block hashes as filter state.

@@ -12,6 +12,7 @@
 )]
 
 pub mod backend;
+mod burst;
 mod config;
 pub mod measure;
 mod process;
@@ -20,6 +21,7 @@ mod redis;
 pub mod trap;
 
 pub use backend::Backend;
+pub use burst::{Burst, burst, chosen_by};
 pub use config::{
     breaker, filter_config, find_all, lead_cluster, no_breaker, place_pool, shipped, with_replicas,
 };
