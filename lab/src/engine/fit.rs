@@ -90,8 +90,11 @@ pub fn fit(points: &[Point], like: &Spec) -> Result<Fit, Invalid> {
 /// four on either side; each is put to its length by what the engine would take.
 fn apart(points: &[Point], spec: &Spec) -> f64 {
     const SIDE: usize = 4;
-    let mut ratios: Vec<(f64, f64)> =
-        points.iter().map(|point| (ttft_us(spec, point), point)).map(|(us, point)| (us, point.ttft_us / us)).collect();
+    let mut ratios: Vec<(f64, f64)> = points
+        .iter()
+        .map(|point| (ttft_us(spec, point), point))
+        .map(|(us, point)| (us, point.ttft_us / us))
+        .collect();
     ratios.sort_by(|(one, _), (other, _)| one.total_cmp(other));
     let like = |at: usize| {
         let near = at.saturating_sub(SIDE)..(at + SIDE + 1).min(ratios.len());
