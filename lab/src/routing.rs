@@ -383,7 +383,7 @@ impl<'a> Routers<'a> {
                 most: Some(most as usize),
                 listed: None,
             }),
-            totals: vec![Some(computed as f64)],
+            totals: [(0, computed as f64)].into(),
             started: None,
         };
         self.pools[pool].hear(&self.addresses[endpoint], &report);

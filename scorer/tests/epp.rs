@@ -198,7 +198,6 @@ fn what_is_not_carried_is_refused_with_the_reason() {
             "- {type: multicluster-queue-scorer}",
             "plugins[3].type: multicluster-queue-scorer is not carried: ",
         ),
-        ("- {type: models-responder}", "plugins[3].type: models-responder is not carried: "),
         ("- {type: dcgm-data-source}", "plugins[3].type: dcgm-data-source is not carried: "),
         (
             "- {type: mm-embeddings-cache-scorer}",

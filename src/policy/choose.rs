@@ -167,6 +167,13 @@ impl Policy {
         self.profile.choose(round, most, random)
     }
 
+    /// Whether the last choice, which found nobody, would have found somebody who had less to do.
+    pub fn was_for_load(&self) -> bool {
+        let Profile { keepers, scratch, .. } = &self.profile;
+        let by = |step: &usize| keepers.get(step.checked_sub(1)?);
+        scratch.out.iter().filter_map(by).any(|(_, keeper)| keeper.is_for_load())
+    }
+
     /// What the last choice made of its candidates, in their order.
     pub fn explain(&self) -> Vec<Explained> {
         self.profile.explain()

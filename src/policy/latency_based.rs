@@ -5,15 +5,17 @@
 //! choice  = at random of those whose mean is within lowest_latency_buffer of the least
 //! ```
 //!
-//! LiteLLM's `latency-based-routing`. What it does and this does not: prefer a deployment of which no latency is known,
-//! where here it gets one request at a time, as if it were the quickest; keep the *oldest* samples; take the first of
-//! equals. A stream that does not say how many tokens it wrote counts what was delivered; of another answer that does not
-//! say it nothing is learned.
+//! LiteLLM's `latency-based-routing`. What it does and this does not: prefer a deployment of which no latency is known;
+//! keep the *oldest* samples; take the first of equals; leave one that was slow once alone for an hour; go by the time to
+//! the first token of streams; add a penalty for failures, which are the breaker's. Here one with fewer than `samples`
+//! answers, or with none within `retry_ms`, gets one request at a time, as if it were the quickest: a first answer is
+//! often the slowest there will be. A stream that does not say how many tokens it wrote counts what was delivered; of
+//! another answer that does not say it nothing is learned.
 //!
 //! For providers behind one gateway, which say nothing of themselves.
 
 use super::number::{Excess, Millis};
-use super::{Candidate, Each, Known, News, Round, Score, Wants, scale};
+use super::{Each, Known, News, Round, Score, Wants, scale};
 use crate::instant::Instant;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -27,6 +29,8 @@ pub(super) struct LatencyBased {
     samples: NonZeroUsize,
     /// Milliseconds for which they count.
     ttl_ms: Millis,
+    /// Milliseconds after its latest answer at which an endpoint that others were preferred to is tried once more.
+    retry_ms: Millis,
     /// How much slower than the quickest an endpoint may be and still be taken: 0.1 is a tenth.
     lowest_latency_buffer: Excess,
     #[serde(skip)]
@@ -49,6 +53,7 @@ impl Default for LatencyBased {
         Self {
             samples: TEN,
             ttl_ms: Millis::of(3_600_000),
+            retry_ms: Millis::of(10_000),
             lowest_latency_buffer: Excess::of(0.0),
             seen: Each::default(),
         }
@@ -70,6 +75,12 @@ impl Seen {
         self.mean
     }
 
+    /// Whether too little is known, or nothing of late.
+    fn is_vague(&self, samples: NonZeroUsize, retry: Duration, now: Instant) -> bool {
+        let is_old = |(at, _): &(Instant, f64)| now.since(*at) >= retry;
+        self.samples.len() < samples.get() || self.samples.front().is_none_or(is_old)
+    }
+
     /// Drops what is too old, and takes the mean of the others.
     fn settle(&mut self, ttl: Duration, now: Instant) {
         self.samples.retain(|(at, _)| now.since(*at) < ttl);
@@ -88,7 +99,7 @@ impl LatencyBased {
 
 impl Score for LatencyBased {
     fn score(&mut self, round: &Round<'_>, scores: &mut [f64]) {
-        let ttl = self.ttl();
+        let (ttl, retry) = (self.ttl(), Duration::from_millis(self.retry_ms.get()));
         let mut quickest = f64::INFINITY;
         for (score, candidate) in scores.iter_mut().zip(round.candidates) {
             let mean = self.seen.at_mut(candidate.place).and_then(|seen| seen.mean(ttl, round.now));
@@ -98,11 +109,12 @@ impl Score for LatencyBased {
         if quickest.is_infinite() {
             return scores.fill(1.0);
         }
-        // One of which nothing is known gets a request now and then, and no second one before the first is answered.
-        let is_probe = |candidate: &Candidate| candidate.in_flight == 0;
+        // One of which little is known is tried, but not with a second request before the first is answered.
         let (mut sum, mut count) = (0.0, 0.0);
         for (score, candidate) in scores.iter_mut().zip(round.candidates) {
-            if score.is_nan() && is_probe(candidate) {
+            let seen = self.seen.at(candidate.place);
+            let is_vague = seen.is_none_or(|seen| seen.is_vague(self.samples, retry, round.now));
+            if is_vague && candidate.in_flight == 0 {
                 *score = quickest;
             }
             if !score.is_nan() {
@@ -159,6 +171,8 @@ mod tests {
         let mut policy = read(json!("latency_based"), 3);
         learn(&mut policy, 0, 1_000, 100);
         learn(&mut policy, 1, 1_000, 50);
+        (1..10).for_each(|_| learn(&mut policy, 0, 1_000, 100));
+        (1..10).for_each(|_| learn(&mut policy, 1, 1_000, 50));
         let asked = busy(2, 1, 0, 0);
         assert_eq!(shares_of(&mut policy, &[at(0), at(1), asked], 50), [50, 0, 0], "10 ms, 20 ms, unknown");
         let probed = shares_of(&mut policy, &[at(0), at(1), at(2)], 100);
@@ -166,22 +180,41 @@ mod tests {
         (0..10).for_each(|_| learn(&mut policy, 0, 3_000, 100));
         assert_eq!(shares_of(&mut policy, &[at(0), at(1)], 50), [0, 50], "the latest ten count");
         let mut wide = read(json!({"latency_based": {"lowest_latency_buffer": 0.5}}), 2);
-        learn(&mut wide, 0, 100, 10);
-        learn(&mut wide, 1, 140, 10);
+        (0..10).for_each(|_| learn(&mut wide, 0, 100, 10));
+        (0..10).for_each(|_| learn(&mut wide, 1, 140, 10));
         assert!(shares_of(&mut wide, &[at(0), at(1)], 100).iter().all(|count| *count > 20));
     }
 
     #[test]
     fn a_sample_counts_for_its_time_and_no_longer() {
-        let mut policy = read(json!({"latency_based": {"ttl_ms": 1_000}}), 2);
+        let mut policy = read(json!({"latency_based": {"ttl_ms": 1_000, "samples": 2}}), 2);
         let second = Instant::from_millis;
         learn_at(&mut policy, 0, 900, 10, second(0));
         learn_at(&mut policy, 0, 100, 10, second(600));
-        learn_at(&mut policy, 1, 200, 10, second(600));
+        (0..2).for_each(|_| learn_at(&mut policy, 1, 200, 10, second(600)));
         let both = [at(0), at(1)];
         assert_eq!(shares_at(&mut policy, &both, 20, second(700)), [0, 20], "50 ms a token, and 20");
         assert_eq!(shares_at(&mut policy, &both, 20, second(1_000)), [20, 0], "10 ms a token, and 20");
         let even = shares_at(&mut policy, &both, 100, second(1_700));
         assert!(even.iter().all(|count| *count > 20), "nothing is known any more: {even:?}");
+    }
+
+    #[test]
+    fn one_slow_answer_does_not_shut_an_endpoint_out() {
+        let mut policy = read(json!("latency_based"), 2);
+        let at_ms = Instant::from_millis;
+        (0..10).for_each(|_| learn_at(&mut policy, 0, 100, 10, at_ms(0)));
+        learn_at(&mut policy, 1, 9_000, 10, at_ms(0));
+        let both = [at(0), at(1)];
+        let busy = [at(0), busy(1, 1, 0, 0)];
+        for _ in 0..9 {
+            assert!(shares_at(&mut policy, &both, 100, at_ms(1))[1] > 20, "little is known of it");
+            assert_eq!(shares_at(&mut policy, &busy, 20, at_ms(1)), [20, 0], "one at a time");
+            learn_at(&mut policy, 1, 100, 10, at_ms(1));
+        }
+        assert_eq!(shares_at(&mut policy, &both, 20, at_ms(2)), [20, 0], "the slow one of ten counts");
+        assert!(shares_at(&mut policy, &both, 100, at_ms(10_001))[1] > 20, "it is tried again");
+        learn_at(&mut policy, 1, 100, 10, at_ms(10_002));
+        assert!(shares_at(&mut policy, &both, 100, at_ms(10_003))[1] > 20, "and is as quick as the other");
     }
 }

@@ -104,6 +104,11 @@ pub trait Keep: fmt::Debug + Send {
     /// choose.
     fn keep(&mut self, round: &Round<'_>, keep: &mut [bool], random: &mut Random);
 
+    /// Whether it leaves out who has too much to do at the moment, and not who is of no use to the request.
+    fn is_for_load(&self) -> bool {
+        false
+    }
+
     /// As [`Score::meet`].
     fn meet(&mut self, _: &[Known<'_>]) {}
 

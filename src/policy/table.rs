@@ -52,8 +52,13 @@ pub(super) const POLICIES: &[Row] = &[
         "shortest_queue",
     ]),
     row("p2c", made::<least_requests::LeastRequests, OfTwo>).also(&["power_of_two", "power-of-two"]),
-    row("random", made::<weights::Alike, Any>),
-    row("round_robin", made::<weights::Alike, Next>).also(&["roundrobin", "round-robin", "rr"]),
+    row("random", made::<weights::Alike, Any>).also(&["RANDOM"]),
+    row("round_robin", made::<weights::Alike, Next>).also(&[
+        "roundrobin",
+        "round-robin",
+        "rr",
+        "ROUND_ROBIN",
+    ]),
     row("weighted_round_robin", made::<weights::Weight, Turns>).needs(&[Need::Weights]),
     row("weighted_least_requests", made::<weights::PerRequest, Turns>),
     row("peak_ewma", made::<ewma::PeakEwma, OfTwo>),
@@ -61,18 +66,60 @@ pub(super) const POLICIES: &[Row] = &[
         .also(&["session", "consistent_hashing"]),
     row("prefix_hash", made::<consistent_hash::PrefixHash, Best>),
     row("least_kv", made::<least_kv::LeastKv, Best>).also(&["least-kv-cache"]).needs(&[Need::Signals]),
-    row("least_load", made::<least_load::LeastLoad, Best>),
+    row("least_load", made::<least_load::LeastLoad, Best>).needs(&[Need::Signals]),
     row("cache_aware", made::<cache_aware::CacheAware, Best>),
     row("dynamo", dynamo::build).also(&["kv"]),
     row("lmetric", made::<lmetric::LMetric, Best>),
     row("lora_affinity", made::<lora::LoraAffinity, Best>).needs(&[Need::Adapters]),
-    row("client_side_weighted_round_robin", made::<orca::Orca, Turns>).also(&["cswrr"]),
+    row("client_side_weighted_round_robin", made::<orca::Orca, Turns>)
+        .also(&["cswrr", "CLIENT_SIDE_WEIGHTED_ROUND_ROBIN"]),
     row("simple_shuffle", made::<litellm::SimpleShuffle, Share>).also(&["simple-shuffle"]),
     row("usage_based", made::<litellm::UsageBased, Best>)
         .also(&["usage-based-routing", "usage-based-routing-v2"]),
     row("latency_based", made::<latency_based::LatencyBased, Best>).also(&["latency-based-routing"]),
     row("cost_based", made::<litellm::CostBased, Best>).also(&["cost-based-routing"]).needs(&[Need::Prices]),
 ];
+
+/// What other routers call theirs that is of another name and other parameters here, as `docs/policies.md` has it.
+const ELSEWHERE: &[(&str, &str)] = &[
+    ("least-gpu-cache", "least_kv"),
+    ("least-latency", "peak_ewma"),
+    ("load-balance", "peak_ewma"),
+    ("throughput", "usage_based"),
+    ("least-busy-time", "least_load"),
+    ("prefix-cache", "least_prefill"),
+    ("prefix-cache-preble", "least_prefill"),
+    ("session-affinity", "consistent_hash"),
+    ("vtc-basic", "`fair_by` of limit's queue"),
+    ("least-loaded", "least_requests"),
+    ("device-aware-weighted", "weighted_least_requests"),
+    ("LEAST_REQUEST", "p2c"),
+    ("RING_HASH", "consistent_hash"),
+    ("MAGLEV", "consistent_hash"),
+    ("global_least_request", "least_requests"),
+    ("prefix_cache", "least_prefill"),
+    ("LeastBusy", "least_requests"),
+    ("LeastFirstTokenLatency", "peak_ewma"),
+    ("LeastTotalLatency", "latency_based"),
+    ("prefixaware", "least_prefill"),
+    ("kvaware", "least_prefill"),
+    ("dp_min_token", "least_prefill, with each rank as an endpoint"),
+    ("manual", "session-affinity-scorer in an EndpointPickerConfig"),
+    ("bucket", "context-length-aware in an EndpointPickerConfig"),
+    ("slo", "latency-scorer in an EndpointPickerConfig"),
+    ("pd", "disagg-profile-handler in an EndpointPickerConfig"),
+    ("disaggregated_prefill", "disagg-profile-handler in an EndpointPickerConfig"),
+    ("endpoint_metrics", "an EndpointPickerConfig"),
+    ("ai-endpoint-picker", "an EndpointPickerConfig"),
+];
+
+/// What is said of a name that is none.
+fn unknown(name: &str) -> Invalid {
+    match ELSEWHERE.iter().find(|(theirs, _)| theirs.eq_ignore_ascii_case(name)) {
+        Some((_, ours)) => Invalid::new("", format!("{name:?} is another router's name: here it is {ours}")),
+        None => Invalid::unknown("", "policy", name, Policy::names()),
+    }
+}
 
 /// A score that is its own configuration, and a picker without any.
 fn made<S, P>(params: Value) -> Result<Made, Invalid>
@@ -116,7 +163,7 @@ impl Policy {
             }
         };
         let Some(row) = row_of(name) else {
-            return Err(Invalid::unknown("", "policy", name, Self::names()));
+            return Err(unknown(name));
         };
         let params = params.filter(|params| !params.is_null()).unwrap_or_else(|| Value::Object(Map::new()));
         let made = (row.build)(params).map_err(|invalid| invalid.within(name))?;

@@ -5,12 +5,11 @@
 //! takes part in as many choices as it is old: at first in a tenth, whatever the policy, since to most policies an idle endpoint
 //! is the best there is, and to some a cold one the worst. Then the policy itself may leave out whom it has no use for.
 
-use super::groups::{Level, Spill, Spilled, Way};
+use super::groups::{Level, SOON, Spill, Spilled, Way};
 use super::{Among, Ask, Choice, Joined, LeaseId, Pool};
 use crate::breaker::{Gate, Shut};
 use crate::instant::Instant;
 use crate::policy::{Candidate, Demand, Prefill, Round};
-use std::time::Duration;
 
 /// What the policy made of some endpoints.
 #[derive(Debug, Default)]
@@ -20,6 +19,8 @@ struct Chosen {
     best: Option<Candidate>,
     /// Who computes the prompt, if another does.
     prefill: Option<Candidate>,
+    /// Nobody was chosen, since those who might have been have too much to do.
+    full: bool,
 }
 
 /// How many attempts each level gets: the first as many as there are, but for one for each level behind it.
@@ -67,12 +68,14 @@ impl Pool {
             chosen.push(self.choose(&level.places, most, ask, now));
         }
         chosen.reverse();
-        self.unfit = !chosen.is_empty() && chosen.iter().all(|one| one.best.is_none());
+        let nobody = !chosen.is_empty() && chosen.iter().all(|one| one.best.is_none());
+        let why = if chosen.iter().any(|one| one.full) { Spilled::Full } else { Spilled::Unfit };
+        self.unfit = nobody.then_some(why);
         let at = chosen.iter().position(|one| one.best.is_some())?;
         let (candidate, level) = (chosen.get(at)?.best?, levels.get(at)?);
         let prefill = chosen.get(at)?.prefill.filter(|prefill| prefill.place != candidate.place);
         if at > 0 && levels.first().is_some_and(|first| first.priority != level.priority) {
-            reason = reason.or(Some(Spilled::Unfit));
+            reason = reason.or(Some(why));
         }
         let address = |place: usize| Some(self.endpoints.get(place)?.address.clone());
         let order = chosen.iter().flat_map(|one| &one.order).filter_map(|&place| address(place)).collect();
@@ -110,8 +113,11 @@ impl Pool {
         let chosen = match prefill {
             // Nobody computes the prompt, so nobody can go on from it.
             Prefill::Nowhere => Chosen::default(),
-            Prefill::At(at) => Chosen { order, best, prefill: candidates.get(at).copied() },
-            Prefill::There => Chosen { order, best, prefill: None },
+            Prefill::At(at) => Chosen { order, best, prefill: candidates.get(at).copied(), full: false },
+            Prefill::There => {
+                let full = best.is_none() && self.policy.was_for_load();
+                Chosen { order, best, prefill: None, full }
+            }
         };
         self.candidates = candidates;
         chosen
@@ -173,14 +179,13 @@ impl Pool {
         among: Among<'_>,
         now: Instant,
     ) -> Option<(Shut, Spilled)> {
-        const UNAVAILABLE: u16 = 503;
         let Way { gate, reason, .. } = self.way(demand, among, now);
         match gate {
             Gate::Shut(shut) => Some((shut, reason.unwrap_or(Spilled::Out))),
-            _ if self.unfit => {
-                Some((Shut { wait: Duration::from_secs(1), status: UNAVAILABLE }, Spilled::Unfit))
-            }
-            _ => None,
+            _ => self.unfit.map(|why| {
+                let status = if why == Spilled::Full { 429 } else { 503 };
+                (Shut { wait: SOON, status }, why)
+            }),
         }
     }
 

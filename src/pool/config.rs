@@ -65,7 +65,7 @@ impl Default for Config {
             index_tokens: TOKENS,
             block_tokens: SIXTEEN,
             attempts: THREE,
-            slow_start_ms: 30_000,
+            slow_start_ms: 10_000,
             stale_ms: STALE,
             breaker: breaker::Config::default(),
         }

@@ -16,6 +16,9 @@ use crate::policy::Demand;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
+/// When to come again if nothing says when there will be room.
+pub(super) const SOON: Duration = Duration::from_secs(1);
+
 /// A request goes to a later group than the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -154,7 +157,6 @@ impl Pool {
         (demand, among): (&Demand, Among<'_>),
         now: Instant,
     ) -> Way {
-        const SOON: Duration = Duration::from_secs(1);
         let gate = match gate {
             // An attempt at what is out is made for a request, and not for each time that somebody sends it again.
             Gate::LeastBad if demand.retried => {

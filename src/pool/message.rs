@@ -362,7 +362,7 @@ mod tests {
                     at: Instant::from_millis(7),
                     signals: Signals { waiting: Some(3), kv_usage: Some(0.25), ..Signals::default() },
                     adapters: Some(Adapters { listed: Some(vec![u64::MAX]), ..Adapters::default() }),
-                    totals: vec![None, Some(2.5)],
+                    totals: [(u64::MAX, 2.5)].into(),
                     started: Some(1e9),
                 },
             },

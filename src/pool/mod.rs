@@ -128,8 +128,8 @@ pub struct Pool {
     groups: Vec<u32>,
     /// Attempts that came to something, newest first.
     attempts_noted: VecDeque<(LeaseId, usize, Outcome)>,
-    /// Of those the policy wanted none in the last choice.
-    unfit: bool,
+    /// The policy wanted none of those in the last choice: why.
+    unfit: Option<Spilled>,
     /// The longest prompt that any endpoint takes, in tokens.
     longest: u32,
     /// How engines' own word of what they hold is kept, and the engines behind each endpoint.
@@ -222,7 +222,7 @@ impl Pool {
             hedge: Hedge::new(config.breaker.hedge.as_ref()),
             groups: Vec::new(),
             attempts_noted: VecDeque::new(),
-            unfit: false,
+            unfit: None,
             longest: u32::MAX,
             precise: None,
             in_tokens: false,

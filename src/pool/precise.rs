@@ -212,7 +212,7 @@ mod tests {
         let prompt = pool.cut(&tokens());
         let report = |at, total| crate::pool::Report {
             at: Instant::from_millis(at),
-            totals: vec![Some(total)],
+            totals: [(1, total)].into(),
             ..crate::pool::Report::default()
         };
         pool.hear(HOLDS, &report(1, 9.0));

@@ -12,8 +12,11 @@ use super::{Index, LeaseId, Pool};
 use crate::instant::Instant;
 use crate::policy::{Adapter, News, Signals, Wants};
 use serde::{Deserialize, Serialize};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
+
+/// Counters that are remembered of an engine that shows others each time.
+const MOST_TOTALS: usize = 4_096;
 
 /// An engine's answer, read.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
@@ -24,8 +27,8 @@ pub struct Report {
     pub signals: Signals,
     /// What it says of LoRA adapters.
     pub adapters: Option<Adapters>,
-    /// Numbers that only grow while an engine lives: if one has shrunk it is another.
-    pub totals: Vec<Option<f64>>,
+    /// Numbers that only grow while an engine lives, by what they count: if one has shrunk it is another.
+    pub totals: BTreeMap<u64, f64>,
     /// When its process started, in seconds: another time is another engine.
     pub started: Option<f64>,
 }
@@ -118,7 +121,7 @@ pub struct Said {
 pub(super) struct Heard {
     pub(super) signals: Signals,
     adapters: Option<Adapters>,
-    totals: Vec<Option<f64>>,
+    totals: BTreeMap<u64, f64>,
     started: Option<f64>,
     /// It is asked, so that what it says beside answers is no news.
     pub(super) is_asked: bool,
@@ -147,13 +150,17 @@ impl Heard {
                 self.ended(tokens, booked);
             }
         }
-        let shrank =
-            |(before, now): (&Option<f64>, &Option<f64>)| before.zip(*now).is_some_and(|(b, n)| n < b);
-        let is_new = self.totals.iter().zip(&report.totals).any(shrank)
+        let shrank = |(what, before): (&u64, &f64)| report.totals.get(what).is_some_and(|now| now < before);
+        let is_new = self.totals.iter().any(shrank)
             || self.started.zip(report.started).is_some_and(|(before, now)| now > before + 1.0);
         self.signals = Signals { at: Some(report.at), ..report.signals };
         self.adapters.clone_from(&report.adapters);
-        self.totals.clone_from(&report.totals);
+        // An engine that has just started may not show a counter before it has counted something: what was known is kept
+        // until then, within bounds.
+        if is_new || self.totals.len() > MOST_TOTALS {
+            self.totals.clear();
+        }
+        self.totals.extend(&report.totals);
         self.started = report.started.or(self.started);
         is_new
     }

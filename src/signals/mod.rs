@@ -4,7 +4,8 @@
 //!
 //! - What is absent is unknown, never zero: an engine whose metric was renamed must not look idle.
 //! - Data-parallel ranks are one endpoint: waiting and running are sums, KV usage is that of the fullest rank, since a
-//!   request may land there. Tensor- and pipeline-parallel ranks say the same thing again, so only the first counts.
+//!   request may land there. Tensor- and pipeline-parallel ranks say the same thing again, so only the first of each
+//!   data-parallel rank counts: SGLang numbers them through all of these, so that its second one begins at `tp_rank` 1.
 //! - Of label sets that are history (vLLM's adapters) the newest row counts.
 //!
 //! The reader of the text format is ours: the crates there are build the whole exposition as maps of strings, and use
@@ -27,7 +28,7 @@ use crate::pool::{Adapters, Report};
 use crate::wire;
 use engines::{ENGINES, Engine, Metric};
 use serde::Serialize;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use text::Sample;
 
 /// An engine's metrics, read.
@@ -50,9 +51,9 @@ pub struct Reading {
     pub listed: Option<Vec<String>>,
     /// The same by data-parallel rank, where there are several.
     pub ranks: Option<BTreeMap<String, Rank>>,
-    /// Counters that only grow while it lives.
+    /// Counters that only grow while it lives, by the hash of what they count and of which rank.
     #[serde(skip)]
-    totals: Vec<Option<f64>>,
+    totals: BTreeMap<u64, f64>,
     /// When its process started, in seconds since 1970.
     #[serde(skip)]
     started: Option<f64>,
@@ -84,7 +85,8 @@ pub struct Rank {
 pub fn read(text: &str) -> Reading {
     // Nothing that is read here can be negative, or so large: what is, is no word of the engine's.
     let is_one = |sample: &Sample<'_>| (0.0..1e18).contains(&sample.value);
-    let samples: Vec<Sample<'_>> = text::samples(text).filter(is_one).collect();
+    let all: Vec<Sample<'_>> = text::samples(text).collect();
+    let samples: Vec<Sample<'_>> = all.iter().filter(|sample| is_one(sample)).copied().collect();
     let started = samples.iter().find(|sample| sample.name == "process_start_time_seconds");
     let started = started.map(|sample| sample.value);
     let is_its = |engine: &&Engine| samples.iter().any(|sample| engine.waits_or_runs(sample.name));
@@ -103,7 +105,7 @@ pub fn read(text: &str) -> Reading {
         adapters: adapters(&samples, engine),
         listed: None,
         ranks: ranks(&samples, engine),
-        totals: engine.totals.iter().map(|metric| sum(&[*metric])).collect(),
+        totals: totals(&all, engine),
         started,
     }
 }
@@ -111,14 +113,33 @@ pub fn read(text: &str) -> Reading {
 /// All series of the first of these metrics that there is, made one. Ranks that repeat another are left out.
 fn combined(samples: &[Sample<'_>], metrics: &[Metric], with: fn(f64, f64) -> f64) -> Option<f64> {
     metrics.iter().find_map(|metric| {
-        let series = samples.iter().filter(|sample| metric.is_in(sample) && !repeats(sample));
-        series.map(|sample| sample.value).reduce(with)
+        let series: Vec<&Sample<'_>> = samples.iter().filter(|sample| metric.is_in(sample)).collect();
+        let mut first: HashMap<Option<String>, [u32; 2]> = HashMap::new();
+        for sample in &series {
+            let within = within_rank(sample);
+            first.entry(rank_of(sample)).and_modify(|least| *least = (*least).min(within)).or_insert(within);
+        }
+        let is_first = |sample: &&Sample<'_>| first.get(&rank_of(sample)) == Some(&within_rank(sample));
+        series.into_iter().filter(is_first).map(|sample| sample.value).reduce(with)
     })
 }
 
-/// Whether a series is of a tensor- or pipeline-parallel rank other than the first.
-fn repeats(sample: &Sample<'_>) -> bool {
-    ["tp_rank", "pp_rank"].iter().any(|label| sample.label(label).is_some_and(|rank| rank != "0"))
+/// Which pipeline- and tensor-parallel rank of its data-parallel rank a series is of.
+fn within_rank(sample: &Sample<'_>) -> [u32; 2] {
+    ["pp_rank", "tp_rank"].map(|label| sample.label(label).and_then(|rank| rank.parse().ok()).unwrap_or(0))
+}
+
+/// What only grows while an engine lives, for each rank by itself: one that is missing for once is no restart.
+fn totals(samples: &[Sample<'_>], engine: &Engine) -> BTreeMap<u64, f64> {
+    let mut totals = BTreeMap::new();
+    for sample in samples.iter().filter(|sample| engine.totals.iter().any(|metric| metric.is_in(sample))) {
+        let rank = rank_of(sample).unwrap_or_default();
+        let key = wire::name_hash(&format!("{} {rank} {:?}", sample.name, within_rank(sample)));
+        *totals.entry(key).or_default() += sample.value;
+    }
+    // A number that is none makes its sum none.
+    totals.retain(|_, total: &mut f64| (0.0..1e18).contains(total));
+    totals
 }
 
 fn rank_of(sample: &Sample<'_>) -> Option<String> {

@@ -21,14 +21,17 @@ struct Model {
     parent: Option<String>,
 }
 
-/// Most adapters of one engine that are read.
+/// Most adapters of one engine that are read. Of a longer list nothing is known: those that were cut off would count as
+/// not served.
 const MOST: usize = 4_096;
 
-/// The names of the adapters that a list of models has. `None` for what is no such list: then nothing is known.
+/// The names of the adapters that a list of models has. `None` for what is no such list, or too long a one: then nothing
+/// is known.
 pub fn read(json: &[u8]) -> Option<Vec<String>> {
     let List { data } = serde_json::from_slice(json).ok()?;
     let adapters = data.into_iter().filter(|model| model.parent.is_some());
-    Some(adapters.map(|model| model.id).take(MOST).collect())
+    let names: Vec<String> = adapters.map(|model| model.id).collect();
+    (names.len() <= MOST).then_some(names)
 }
 
 #[cfg(test)]
@@ -48,5 +51,15 @@ mod tests {
         for nothing in [&b"<html>"[..], b"{}", br#"{"data":[{"parent":"x"}]}"#, b"", b"[]"] {
             assert_eq!(read(nothing), None);
         }
+        let of = |count: usize| {
+            let models: Vec<String> =
+                (0..count).map(|n| format!(r#"{{"id":"a{n}","parent":"b"}}"#)).collect();
+            read(format!(r#"{{"data":[{}]}}"#, models.join(",")).as_bytes()).map(|names| names.len())
+        };
+        assert_eq!(
+            (of(MOST), of(MOST + 1)),
+            (Some(MOST), None),
+            "of a list that is too long nothing is known"
+        );
     }
 }

@@ -21,6 +21,39 @@ fn ranks_are_summed_where_they_differ_and_not_where_they_repeat() {
     assert_eq!((ranks["0"].waiting, ranks["1"].kv_usage), (Some(3.0), Some(0.1)));
 }
 
+/// With DP attention SGLang's ranks are numbered through: the second data-parallel rank of four begins at `tp_rank` 2.
+#[test]
+fn the_first_rank_of_each_data_parallel_rank_counts_whatever_its_number() {
+    let line = |metric: &str, tp: u8, dp: u8, value: f64| {
+        format!("sglang:{metric}{{tp_rank=\"{tp}\",pp_rank=\"0\",dp_rank=\"{dp}\"}} {value}\n")
+    };
+    let queue = [(0, 0, 0.0), (1, 0, 0.0), (2, 1, 90.0), (3, 1, 90.0)];
+    let usage = [(0, 0, 0.1), (2, 1, 0.97)];
+    let of = |metric: &str, rows: &[(u8, u8, f64)]| {
+        rows.iter().map(|(tp, dp, value)| line(metric, *tp, *dp, *value)).collect::<String>()
+    };
+    let reading = read(&(of("num_queue_reqs", &queue) + &of("token_usage", &usage)));
+    assert_eq!((reading.waiting, reading.kv_usage), (Some(90.0), Some(0.97)));
+    let ranks = reading.ranks.unwrap();
+    assert_eq!((ranks["1"].waiting, ranks["1"].kv_usage), (Some(90.0), Some(0.97)));
+}
+
+#[test]
+fn a_counter_that_a_rank_does_not_show_for_once_is_not_fewer() {
+    let of = |rows: &[(u8, &str)]| {
+        let rows = rows
+            .iter()
+            .map(|(rank, count)| format!("vllm:prompt_tokens_total{{engine=\"{rank}\"}} {count}\n"));
+        read(&format!("vllm:num_requests_running 1\n{}", rows.collect::<String>())).totals
+    };
+    let both = of(&[(0, "50"), (1, "70")]);
+    assert_eq!(both.len(), 2);
+    for partial in [of(&[(0, "51")]), of(&[(0, "51"), (1, "NaN")])] {
+        assert_eq!(partial.len(), 1, "of the other nothing is known");
+        assert!(partial.iter().all(|(what, count)| both[what] <= *count));
+    }
+}
+
 #[test]
 fn a_rank_and_an_adapter_per_line_are_read_in_one_pass() {
     let line = |n: u32| format!("vllm:num_requests_waiting{{engine=\"{n}\"}} 1\n");

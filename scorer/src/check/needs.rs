@@ -49,6 +49,7 @@ impl Chooser {
             for (address, attributes) in &spec.attributes {
                 let at = |field: &str| format!("pools[{nth}].attributes[{address:?}].{field}");
                 said.extend(dear(attributes).map(|(field, why)| Invalid::new(at(field), why)));
+                said.extend(odd_role(attributes).map(|why| Invalid::new(at("labels"), why)));
             }
         }
         said
@@ -64,6 +65,7 @@ impl Chooser {
         said: &mut Vec<Invalid>,
     ) {
         said.extend(self.times(choose).into_iter().map(|warning| warning.within(at)));
+        said.extend(blocks(choose).map(|warning| warning.within(at)));
         let Ok(mut policy) = Policy::read(&choose.policy) else { return };
         let needs: Vec<Needed> = policy.needs().to_vec();
         let policy_at = format!("{at}.policy");
@@ -124,6 +126,15 @@ impl Chooser {
     }
 }
 
+/// A policy that counts blocks of another size than there are.
+fn blocks(choose: &pool::Config) -> Option<Invalid> {
+    let policy = Policy::read(&choose.policy).ok()?;
+    let counted = policy.effective().pointer("/prefix_hash/block_tokens")?.as_u64()?;
+    let cut = u64::from(choose.block_tokens.get());
+    let why = format!("{counted}, where `block_tokens` is {cut}: prefix_tokens is not what it says");
+    (counted != cut).then(|| Invalid::new("policy.prefix_hash.block_tokens", why))
+}
+
 /// What a pool lacks that a policy needs of its attributes.
 fn lacking(need: Need, spec: &Spec) -> Option<String> {
     let is_priced = |attributes: &Attributes| {
@@ -174,6 +185,15 @@ fn left(policy: &mut Policy, spec: &Spec) -> Option<String> {
             Some(format!("its filters leave no endpoint of pool {pool} for prefill; they {labels}"))
         }
     }
+}
+
+/// A role that no filter by role knows: its endpoint would be left out in silence.
+fn odd_role(attributes: &Attributes) -> Option<String> {
+    const ROLE: &str = "llm-d.ai/role";
+    let role = attributes.labels.get(ROLE)?;
+    let is_known = |part: &str| matches!(part, "prefill" | "decode" | "encode" | "both");
+    let why = "is no role: those are prefill, decode, encode, prefill-decode and the like";
+    (!role.split('-').all(is_known)).then(|| format!("{ROLE}: {role:?} {why}"))
 }
 
 /// Prices that are likely those of a million tokens.
@@ -241,6 +261,21 @@ mod tests {
     }
 
     #[test]
+    fn a_filter_by_the_pools_own_count_needs_no_engine_asked() {
+        let policy = |metric: &str| {
+            format!(
+                "choose: {{policy: {{plugins: [{{type: utilization-filter, parameters: {{conditions: [{{metric: active-requests, maxValue: 5}}, {{metric: {metric}, maxValue: 5}}]}}}}, {{type: active-request-scorer}}]}}}}"
+            )
+        };
+        none(&policy("active-requests"), "");
+        one(
+            &policy("waiting-queue"),
+            "",
+            "choose.policy.plugins[0].type: utilization-filter goes by what engines",
+        );
+    }
+
+    #[test]
     fn prices_and_weights_that_nobody_gave_are_said() {
         let cost = "choose: {policy: cost_based}";
         one(cost, "", "pools[0].attributes: cost_based goes by prices, and no endpoint of pool a has one");
@@ -267,10 +302,21 @@ mod tests {
         );
         none(&policy("prefill-filter"), "'10.0.0.1:1': {labels: {llm-d.ai/role: prefill}}");
         none(&policy("decode-filter"), "");
+        let misspelt = "'10.0.0.1:1': {labels: {llm-d.ai/role: prefil}}";
+        one("", misspelt, "pools[0].attributes[\"10.0.0.1:1\"].labels: llm-d.ai/role: \"prefil\" is no role");
         let long = "'10.0.0.1:1': {labels: {llm-d.ai/context-length-range: 8193-32768}}, '10.0.0.2:1': {labels: {llm-d.ai/context-length-range: 32769-65536}}";
         none(&policy("context-length-aware, parameters: {enableFiltering: true}"), long);
         let split = "choose: {policy: {plugins: [{type: prefill-filter}, {type: decode-filter}, {type: always-disagg-pd-decider}, {type: disagg-profile-handler, parameters: {deciders: {prefill: always-disagg-pd-decider}}}], schedulingProfiles: [{name: prefill, plugins: [{pluginRef: prefill-filter}]}, {name: decode, plugins: [{pluginRef: decode-filter}]}]}}";
         one(split, "", "choose.policy: its filters leave no endpoint of pool a for prefill");
+    }
+
+    #[test]
+    fn blocks_of_two_sizes_are_said() {
+        let config = |own: u32| {
+            format!("choose: {{block_tokens: 64, policy: {{prefix_hash: {{block_tokens: {own}}}}}}}")
+        };
+        one(&config(16), "", "choose.policy.prefix_hash.block_tokens: 16, where `block_tokens` is 64");
+        none(&config(64), "");
     }
 
     #[test]

@@ -58,5 +58,11 @@ mod tests {
         let plugin = error("{plugins: [{type: quue-scorer}]}");
         assert!(plugin.ends_with("; did you mean queue-scorer?"), "{plugin}");
         assert!(!error("fastest").contains("did you mean"));
+        for (theirs, ours) in
+            [("prefix-cache", "least_prefill"), ("MAGLEV", "consistent_hash"), ("pd", "disagg")]
+        {
+            let said = error(theirs);
+            assert!(said.contains(&format!("here it is {ours}")), "{said}");
+        }
     }
 }

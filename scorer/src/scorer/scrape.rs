@@ -3,7 +3,7 @@
 
 use super::Scorer;
 use crate::clock;
-use reqwest::{Client, Url};
+use reqwest::{Client, StatusCode, Url};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,9 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// Scrapes all endpoints of all pools, also those that join later, for as long as it is polled.
 pub async fn scrape(scorer: Arc<Scorer>, config: Config) -> anyhow::Result<()> {
-    let client = Client::builder().no_proxy().timeout(config.timeout()).build()?;
+    // An engine that names another place must not have that one's numbers taken for its own.
+    let stays = reqwest::redirect::Policy::none();
+    let client = Client::builder().no_proxy().redirect(stays).timeout(config.timeout()).build()?;
     let mut random = Random::new(clock::seed());
     let mut running: HashMap<String, Running> = HashMap::new();
     let mut every = tokio::time::interval(LOOK);
@@ -58,7 +60,8 @@ impl Drop for Running {
 }
 
 fn url(address: &str, config: &Config, path: &str) -> Option<Url> {
-    Url::parse(&format!("http://{}", config.asked_at(address)?)).ok()?.join(path).ok()
+    // Not joined to a base: `//there/metrics` would be a place of its own.
+    Url::parse(&format!("http://{}{path}", config.asked_at(address)?)).ok()
 }
 
 /// One endpoint, and where it is asked.
@@ -107,7 +110,8 @@ impl Engine {
 
     /// The bytes of an answer, within bounds.
     async fn ask(&self, url: &Url) -> anyhow::Result<Vec<u8>> {
-        let mut answer = self.client.get(url.clone()).send().await?.error_for_status()?;
+        let mut answer = self.client.get(url.clone()).send().await?;
+        anyhow::ensure!(answer.status() == StatusCode::OK, "answered with {}", answer.status());
         let mut bytes = Vec::new();
         while let Some(chunk) = answer.chunk().await? {
             anyhow::ensure!(bytes.len() + chunk.len() <= MOST_BYTES, "more than {MOST_BYTES} bytes");

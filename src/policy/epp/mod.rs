@@ -186,9 +186,9 @@ fn needs(config: &Config, instances: &[Instance], runs: &[&str]) -> Vec<Needed> 
     let names: Vec<&str> =
         running.flat_map(|listed| &listed.plugins).map(|reference| reference.plugin_ref.as_str()).collect();
     let named = instances.iter().filter(|instance| names.contains(&instance.name.as_str()));
-    let of = |Instance { at, plugin, .. }: &Instance| {
+    let of = |Instance { at, plugin, parameters, .. }: &Instance| {
         let (at, name) = (format!("{at}.type"), plugin.kind);
-        plugin.needs.iter().map(move |need| Needed { at: at.clone(), name, need: *need })
+        plugin.rests_on(parameters).iter().map(move |need| Needed { at: at.clone(), name, need: *need })
     };
     named.flat_map(of).collect()
 }

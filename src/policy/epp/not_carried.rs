@@ -35,7 +35,6 @@ pub(super) const NOT_CARRIED: &[(&str, &str)] = &[
     ("endpoint-attribute-filter", "attributes of other exporters (GPU) are not scraped"),
     ("dcgm-data-source", "other exporters are not scraped"),
     ("dcgm-extractor", "other exporters are not scraped"),
-    ("models-responder", "a GET of /v1/models is answered by one endpoint"),
     (
         "mm-embeddings-cache-scorer",
         "caches of image embeddings are not followed; images count as prefix blocks",
@@ -60,6 +59,8 @@ pub(super) const NOT_CARRIED: &[(&str, &str)] = &[
     ("soft-reflective-ceiling-policy", "admission by saturation is not built; see limit"),
     ("sheddable-eviction-filter", "requests in flight are not evicted"),
     ("priority-then-time-eviction-order-policy", "requests in flight are not evicted"),
+    ("diffusion-cost-scorer", "costs of diffusion models are not estimated"),
+    ("mrl-scorer-hub", "use latency-scorer, or the policy peak_ewma"),
     ("thunder-agent", "admission of agents' turns is not built"),
     ("disaggregatedset-rollout-screener", "rollouts are not known"),
     ("vllmgrpc-parser", "gRPC passes untouched"),

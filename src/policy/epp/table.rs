@@ -25,7 +25,9 @@ pub(super) struct Plugin {
     /// Parameters that llm-d knows and that are not carried, as `profiles.encode`, with the reason.
     refused: Passed,
     /// What it rests on.
-    pub(super) needs: &'static [Need],
+    needs: &'static [Need],
+    /// Whether it does, with these parameters.
+    needs_with: fn(&Value) -> bool,
     pub(super) make: Make,
     /// Reads its parameters and gives them back with defaults.
     check: fn(Value) -> Result<Value, Invalid>,
@@ -113,7 +115,7 @@ const SESSION: Passed = &[
 ];
 
 const fn row(kind: &'static str, make: Make, check: fn(Value) -> Result<Value, Invalid>) -> Plugin {
-    Plugin { kind, also: &[], passed: &[], refused: &[], needs: &[], make, check }
+    Plugin { kind, also: &[], passed: &[], refused: &[], needs: &[], needs_with: |_| true, make, check }
 }
 
 impl Plugin {
@@ -131,6 +133,16 @@ impl Plugin {
 
     const fn needs(self, needs: &'static [Need]) -> Self {
         Self { needs, ..self }
+    }
+
+    /// It needs that with such parameters only.
+    const fn needs_with(self, needs_with: fn(&Value) -> bool) -> Self {
+        Self { needs_with, ..self }
+    }
+
+    /// What it rests on, with these parameters.
+    pub(super) fn rests_on(&self, parameters: &Value) -> &'static [Need] {
+        if (self.needs_with)(parameters) { self.needs } else { &[] }
     }
 
     /// Reads parameters: gives them with defaults, and what is said of those that are another part's.
@@ -200,7 +212,7 @@ static PLUGINS: &[Plugin] = &[
         .also(&["kv-cache-scorer"])
         .needs(&[Need::Signals]),
     row("prefix-cache-scorer", Make::Score(score::<prefix::Prefix>), checked::<prefix::Prefix>)
-        .also(&["prefix-cache", "precise-prefix-cache-scorer"])
+        .also(&["prefix-cache", "precise-prefix-cache-scorer", "kvcache-aware-scorer"])
         .passed(&[ONE_INDEX, INDEX, EVENTS]),
     row("load-aware-scorer", Make::Score(score::<load::LoadAware>), checked::<load::LoadAware>)
         .needs(&[Need::Signals]),
@@ -236,7 +248,8 @@ static PLUGINS: &[Plugin] = &[
         .passed(&[SESSION]),
     row("utilization-filter", Make::Keep(keep::<utilization::Filter>), checked::<utilization::Filter>)
         .passed(&[IN_FLIGHT])
-        .needs(&[Need::Signals]),
+        .needs(&[Need::Signals])
+        .needs_with(utilization::asks_engines),
     row("active-request-filter", Make::Keep(keep::<utilization::Active>), checked::<utilization::Active>)
         .passed(&[IN_FLIGHT]),
     row("utilization-detector", Make::Keep(keep::<utilization::Detector>), checked::<utilization::Detector>)
@@ -321,6 +334,7 @@ static PLUGINS: &[Plugin] = &[
     ]]),
     elsewhere("outlen-bucket", "load is prompt tokens; `limit` learns how long answers are"),
     row("request-attribute-reporter", Make::Elsewhere("`meter` publishes what answers used"), Ok),
+    row("models-responder", Make::Elsewhere("a GET of /v1/models is answered by one endpoint"), Ok),
     elsewhere("header-based-testing-filter", "the scorer's `picker.conformance` does it"),
     elsewhere("destination-endpoint-served-verifier", "the scorer's `picker.conformance` does it"),
 ];

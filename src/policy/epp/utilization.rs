@@ -14,6 +14,7 @@ use crate::policy::number::{Amount, Excess, Ratio};
 use crate::policy::{Candidate, Keep, Round};
 use crate::random::Random;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::num::NonZeroU32;
 
 #[derive(Debug, Deserialize, Serialize)]
@@ -45,7 +46,17 @@ impl Condition {
     }
 }
 
+/// Whether a filter of these parameters goes by anything that engines say.
+pub(super) fn asks_engines(parameters: &Value) -> bool {
+    let own = |condition: &Condition| matches!(condition, Condition::ActiveRequests { .. });
+    Filter::deserialize(parameters).is_ok_and(|filter| !filter.conditions.iter().all(own))
+}
+
 impl Keep for Filter {
+    fn is_for_load(&self) -> bool {
+        true
+    }
+
     fn keep(&mut self, round: &Round<'_>, keep: &mut [bool], _: &mut Random) {
         let holds =
             |candidate: &Candidate| self.conditions.iter().all(|condition| condition.holds(candidate));
@@ -62,6 +73,10 @@ pub(super) struct Active {
 }
 
 impl Keep for Active {
+    fn is_for_load(&self) -> bool {
+        true
+    }
+
     fn keep(&mut self, round: &Round<'_>, keep: &mut [bool], _: &mut Random) {
         let most = self.max_requests.get();
         leave_out(round, keep, self.fallback_on_empty, |candidate| candidate.in_flight <= most);

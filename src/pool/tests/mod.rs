@@ -436,20 +436,22 @@ fn old_metrics_are_forgotten_and_no_metrics_are_no_idleness() {
 fn an_engine_that_started_anew_holds_nothing() {
     let mut pool = pool(1);
     let (address, prompt) = (addresses(1)[0].clone(), blocks(1, 4));
-    let totals = |at: u64, total: f64, started| Report {
-        totals: vec![None, Some(total)],
+    let totals = |at: u64, total: Option<f64>, started| Report {
+        totals: total.map(|total| (1, total)).into_iter().collect(),
         started,
         ..report(NOW + Duration::from_secs(at), 0, 0.0)
     };
     let held = |pool: &Pool| pool.loads()[0].index_tokens > 0;
-    pool.hear(&address, &totals(1, 500.0, Some(100.0)));
+    pool.hear(&address, &totals(1, Some(500.0), Some(100.0)));
     pool.hold(&address, &prompt);
-    pool.hear(&address, &totals(2, 900.0, Some(100.0)));
+    pool.hear(&address, &totals(2, Some(900.0), Some(100.0)));
     assert!(held(&pool));
-    pool.hear(&address, &totals(3, 20.0, None));
-    assert!(!held(&pool), "its counters began anew");
+    pool.hear(&address, &totals(3, None, None));
+    assert!(held(&pool), "that it does not say is no word of a restart");
+    pool.hear(&address, &totals(4, Some(20.0), None));
+    assert!(!held(&pool), "its counters began anew, and were not there at first");
     pool.hold(&address, &prompt);
-    pool.hear(&address, &totals(4, 30.0, Some(170.0)));
+    pool.hear(&address, &totals(5, Some(30.0), Some(170.0)));
     assert!(!held(&pool), "its process did");
 }
 
@@ -531,8 +533,27 @@ fn what_an_engine_does_not_list_it_does_not_serve_and_what_runs_is_loaded_whatev
 
 #[test]
 fn a_new_endpoint_gets_its_part_slowly_and_then_whole() {
-    for policy in ["least_prefill", "least_requests", "p2c", "weighted_least_requests"] {
-        let mut pool = with(json!(policy), 4);
+    let epp = json!({"kind": "EndpointPickerConfig", "plugins": []});
+    let names = [
+        "least_prefill",
+        "least_requests",
+        "p2c",
+        "weighted_least_requests",
+        "random",
+        "round_robin",
+        "weighted_round_robin",
+        "peak_ewma",
+        "least_kv",
+        "least_load",
+        "cache_aware",
+        "dynamo",
+        "lmetric",
+        "simple_shuffle",
+        "usage_based",
+        "latency_based",
+    ];
+    for policy in names.into_iter().map(|name| json!(name)).chain([epp]) {
+        let mut pool = with(policy.clone(), 4);
         // Four that are warm and busy, then a fifth.
         let mut id = 0;
         let mut open = VecDeque::new();
