@@ -68,6 +68,12 @@ impl Index {
         }
     }
 
+    /// Holds at most `capacity` units from now on.
+    pub fn bound(&mut self, capacity: usize) {
+        self.capacity = capacity;
+        self.evict();
+    }
+
     /// Units held.
     pub fn len(&self) -> usize {
         self.units
@@ -284,6 +290,18 @@ mod tests {
         let mut index = Index::new(4, 1);
         index.insert(&chain(b"abcdefgh"));
         assert_eq!((index.len(), index.matched(&chain(b"abcdefgh"))), (4, 4));
+    }
+
+    #[test]
+    fn a_tighter_bound_takes_what_was_used_least_recently() {
+        let mut index = Index::new(20, 1);
+        index.insert(&chain(b"abcdef"));
+        index.insert(&chain(b"123456"));
+        index.bound(8);
+        assert_eq!((index.matched(&chain(b"abcdef")), index.matched(&chain(b"123456"))), (2, 6));
+        index.bound(20);
+        index.insert(&chain(b"abcdef"));
+        assert_eq!(index.len(), 12, "a wider one has room again");
     }
 
     #[test]
