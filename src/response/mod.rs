@@ -16,9 +16,11 @@
 mod broken;
 mod coded;
 mod event;
+mod overflow;
 mod sse;
 
 pub use broken::{BROKEN_OFF, closing_event};
+pub use overflow::TOO_LONG;
 
 use crate::request::Coding;
 use coded::Coded;
@@ -84,7 +86,7 @@ pub struct Report {
     pub status: Status,
     /// Why the engine stopped: `stop`, `length`, `end_turn`, …
     pub finish: Option<String>,
-    /// The engine's error, also one inside a 200: its type, and its code where it has one.
+    /// The engine's error, also one inside a 200: its type, or its code; [`TOO_LONG`] where it says that, in whatever words.
     pub error: Option<String>,
     /// Events of a stream that carried output: what was delivered, when `usage` is missing.
     pub deltas: u64,

@@ -95,6 +95,7 @@ struct PoolMetrics {
     retries: Metric,
     hedges: Metric,
     spillovers: Metric,
+    split: Metric,
     out: Metric,
     probes: Metric,
     silent: Metric,
@@ -114,6 +115,7 @@ impl PoolMetrics {
             retries: define(Kind::Counter, "breaker_retries_total"),
             hedges: define(Kind::Counter, "breaker_hedges_total"),
             spillovers: define(Kind::Counter, "pick_spillovers_total"),
+            split: define(Kind::Counter, "pick_split_total"),
             out: define(Kind::Gauge, "breaker_out"),
             probes: define(Kind::Gauge, "breaker_probes"),
             silent: define(Kind::Gauge, "pick_silent"),
@@ -313,6 +315,8 @@ impl Filter for Pick {
         let Some(lease) = stream.lease else { return };
         stream.attempts.answered(host);
         let Some((_, pool)) = self.pools.get(lease.pool).filter(|(_, pool)| pool.spills()) else { return };
+        // It was for Envoy.
+        host.remove_header(Of::Response, wire::TOO_LONG);
         let Some(served) = attempts::served(host) else { return };
         let Some((from, to, reason)) = stream.attempts.spillover(host, pool, &served) else { return };
         if let Some(metrics) = self.metrics.pools.get(lease.pool) {

@@ -1,6 +1,7 @@
 mod active;
 mod deadline;
 mod hedge;
+mod spill;
 
 use super::*;
 use serde_json::json;
@@ -669,7 +670,7 @@ fn of_streams_that_do_not_count_their_tokens_policies_learn_by_what_was_delivere
 /// Answers with this usage teach `latency_based`.
 fn learned_by_every_worker(usage: &[u8]) {
     let world = World::new();
-    let config = policy(json!("latency_based"));
+    let config = policy(json!({"latency_based": {"samples": 1}}));
     let [mut one, mut two] = [(); 2].map(|()| Worker::<Pick>::of(&world, &config).unwrap());
     let hear = |one: &mut Worker<Pick>, two: &mut Worker<Pick>| {
         for _ in 0..2 {
@@ -757,7 +758,7 @@ fn a_choice_is_explained_where_that_is_configured() {
         "scores": [{"score": "least_prefill", "weight": 1.0, "value": 1.0}],
     });
     assert_eq!(why["candidates"][0], expected);
-    assert_eq!(why["because"], "it is one of 3 with 1.000, at random");
+    assert_eq!(why["because"], "it is one of 3 with 1.000, in turn or at random");
     // Without it, of a request of which `extract` says that somebody may know.
     let facts = "dialect=chat stream=0 prompt_tokens=16 prompt_units=1 explain=1 model=m";
     let mut worker = Worker::<Pick>::new(CONFIG);
