@@ -18,7 +18,7 @@
 use super::money::Prices;
 use super::usual::Usual;
 use super::verdict::Hold;
-use crate::invalid::Invalid;
+use crate::invalid::{Invalid, figure};
 use crate::request::Facts;
 use crate::response::{Report, Status, Usage};
 use serde::{Deserialize, Serialize};
@@ -106,7 +106,7 @@ impl TryFrom<f64> for Weight {
     fn try_from(number: f64) -> Result<Self, String> {
         let thousandths = (number * 1e3).round();
         if !(0.0..=1e6).contains(&thousandths) || (thousandths - number * 1e3).abs() > 1e-6 {
-            return Err(format!("{number} is no weight: 0 to 1000, in steps of 0.001"));
+            return Err(format!("{} is no weight: 0 to 1000, in steps of 0.001", figure(number)));
         }
         Ok(Self(thousandths as u32))
     }
@@ -262,11 +262,8 @@ pub struct Cost {
 impl Cost {
     /// Counts cost as configured.
     pub fn new(config: Config) -> Result<Self, Invalid> {
-        if let Some(name) = config.models.keys().find(|name| name.is_empty()) {
-            return Err(Invalid::new(
-                format!("models.{name}"),
-                "empty; name a model, or the beginning of names with `*`",
-            ));
+        for name in config.models.keys() {
+            check_pattern(name).map_err(|invalid| invalid.within(&format!("models.{name}")))?;
         }
         if let Some(prices) = &config.prices {
             prices.check().map_err(|invalid| invalid.within("prices"))?;
@@ -364,6 +361,20 @@ impl Cost {
     /// Learns from [unbounded](Self::unbounded) answers that the model ended, to a client with these counts.
     pub(super) fn learn(&mut self, model: &str, teacher: &[Hold], usage: &Usage, choices: u32) {
         self.usual.learn(model, teacher, usage.output, choices);
+    }
+}
+
+/// Checks a name, or a beginning with `*` behind it. A `*` elsewhere is of no name, and what it is meant for would never be met.
+pub(super) fn check_pattern(pattern: &str) -> Result<(), Invalid> {
+    match pattern.strip_suffix('*').unwrap_or(pattern) {
+        _ if pattern.is_empty() => {
+            Err(Invalid::new("", "empty; a name, or its beginning with `*`, is expected"))
+        }
+        beginning if beginning.contains('*') => Err(Invalid::new(
+            "",
+            format!("{pattern:?} has a `*` that is not its end: only beginnings are matched"),
+        )),
+        _ => Ok(()),
     }
 }
 

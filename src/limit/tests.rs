@@ -521,6 +521,19 @@ fn a_wrong_configuration_names_the_place() {
             "limits[0].unless.headers.x-a: empty",
         ),
         (format!(r#"{{"name":"a","max_keys":9999999,{window}}}"#), "limits[0].max_keys: "),
+        (
+            format!(r#"{{"name":"a","when":{{"models":["demo","*small"]}},{window}}}"#),
+            "limits[0].when.models[1]: \"*small\" has a `*`",
+        ),
+        (format!(r#"{{"name":"a","unless":{{"models":["a*b"]}},{window}}}"#), "limits[0].unless.models[0]: "),
+        (
+            format!(r#"{{"name":"a","when":{{"headers":{{"x-plan":["*free"]}}}},{window}}}"#),
+            "limits[0].when.headers.x-plan[0]: \"*free\" has a `*`",
+        ),
+        (
+            format!(r#"{{"name":"a","unless":{{"headers":{{"x-plan":["fr**"]}}}},{window}}}"#),
+            "limits[0].unless.headers.x-plan[0]: ",
+        ),
         (format!(r#"{{"name":"a",{window}}},{{"name":"a",{window}}}"#), "limits[1].name: a is"),
     ] {
         assert!(message(&limit).starts_with(begins), "{limit}: {}", message(&limit));
@@ -535,6 +548,18 @@ fn a_wrong_configuration_names_the_place() {
         let config = invalid::read(format!(r#"{{"limits":[],"identity":{identity}}}"#).as_bytes()).unwrap();
         let said = Limits::new(&config, 0).unwrap_err().to_string();
         assert!(said.starts_with(begins), "{identity}: {said}");
+    }
+    for (cost, begins) in [
+        (r#"{"models":{"*small":{}}}"#, "cost.models.*small: "),
+        (r#"{"models":{"":{}}}"#, "cost.models.: empty"),
+        (
+            r#"{"prices":{"other":{"input":1,"output":1},"models":{"a*b":{"input":1,"output":1}}}}"#,
+            "cost.prices.models.a*b: ",
+        ),
+    ] {
+        let config = invalid::read(format!(r#"{{"limits":[],"cost":{cost}}}"#).as_bytes()).unwrap();
+        let said = Limits::new(&config, 0).unwrap_err().to_string();
+        assert!(said.starts_with(begins), "{cost}: {said}");
     }
     let weight =
         invalid::read::<Config>(br#"{"limits":[],"cost":{"models":{"m":{"output":-1}}}}"#).unwrap_err();
