@@ -157,6 +157,9 @@ impl Pick {
         if let Some(prefill) = &prefill {
             host.set_header(Of::Request, wire::PREFILLER, prefill);
             line += &format!(" prefill={prefill}");
+            if let Some(metrics) = self.metrics.pools.get(lease.pool) {
+                host.add(metrics.split, 1);
+            }
         }
         if probe {
             line += " probe=1";

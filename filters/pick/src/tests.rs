@@ -669,7 +669,7 @@ fn of_streams_that_do_not_count_their_tokens_policies_learn_by_what_was_delivere
 /// Answers with this usage teach `latency_based`.
 fn learned_by_every_worker(usage: &[u8]) {
     let world = World::new();
-    let config = policy(json!("latency_based"));
+    let config = policy(json!({"latency_based": {"samples": 1}}));
     let [mut one, mut two] = [(); 2].map(|()| Worker::<Pick>::of(&world, &config).unwrap());
     let hear = |one: &mut Worker<Pick>, two: &mut Worker<Pick>| {
         for _ in 0..2 {
