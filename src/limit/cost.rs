@@ -183,9 +183,9 @@ pub struct Estimate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expected {
     /// Prompt tokens, estimated.
-    pub input: u64,
+    pub input: u32,
     /// Output tokens that the client allows each answer; 0 where it sets no bound.
-    pub bound: u64,
+    pub bound: u32,
 }
 
 /// A client's bound of so many times `output_tokens` does not shape an answer: there are clients that always ask for the most.
@@ -300,8 +300,8 @@ impl Cost {
             firm: self.most(model, input, firm),
             prompt: self.weights(model).most(input, 0),
             expected: Expected {
-                input,
-                bound: u64::from(facts.max_output_tokens.unwrap_or(0) / facts.choices.unwrap_or(1).max(1)),
+                input: facts.prompt_tokens,
+                bound: facts.max_output_tokens.unwrap_or(0) / facts.choices.unwrap_or(1).max(1),
             },
         }
     }
@@ -338,19 +338,19 @@ impl Cost {
             tokens: self.weights(model).cost(usage),
             money: self.prices().map_or(0, |prices| prices.of(model).cost(usage)),
         };
+        let Expected { input, bound } = expected;
+        let (input, bound) = (u64::from(input), u64::from(bound));
         let known = |usage: &Usage| match usage.input {
-            0 => Usage { input: expected.input, ..*usage },
+            0 => Usage { input, ..*usage },
             _ => *usage,
         };
         match outcome {
             Outcome::Nothing => (Spend::default(), false),
             Outcome::Used(usage) | Outcome::Ended(usage) => (cost(usage), false),
             Outcome::Cut(usage) => (cost(&known(usage)), true),
-            Outcome::Delivered(output) => {
-                (cost(&Usage { input: expected.input, output: *output, ..Usage::default() }), true)
-            }
+            Outcome::Delivered(output) => (cost(&Usage { input, output: *output, ..Usage::default() }), true),
             Outcome::Filled(usage) => {
-                let output = usage.output.max(expected.bound);
+                let output = usage.output.max(bound);
                 (cost(&Usage { output, ..known(usage) }), true)
             }
             Outcome::Least(usage) => (reserved.or_more(cost(&known(usage))), true),

@@ -96,7 +96,9 @@ fn the_first_token_is_output_and_not_an_announcement() {
 /// The same to a request for a stream.
 fn wished(content_type: &str, coding: &str, body: &[u8], piece: usize) -> Report {
     let mut reader = Reader::wished_for_stream(content_type, coding);
-    body.chunks(piece).for_each(|bytes| drop(reader.feed(bytes)));
+    for bytes in body.chunks(piece) {
+        reader.feed(bytes);
+    }
     reader.end(true)
 }
 
@@ -140,7 +142,9 @@ fn what_was_delivered_is_known_only_of_a_stream_that_was_read() {
     }
     let mut reader = Reader::new(SSE, "");
     reader.feed(b"data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\ndata: ");
-    (0..=Reader::MOST_BYTES / 4096).for_each(|_| drop(reader.feed(&[b'x'; 4096])));
+    for _ in 0..=Reader::MOST_BYTES / 4096 {
+        reader.feed(&[b'x'; 4096]);
+    }
     reader.feed(b"\n\ndata: [DONE]\n\n");
     assert!(reader.end(true).unread, "an event was too long");
 }

@@ -314,7 +314,10 @@ mod tests {
             let text = format!(
                 r#"{{"limits":[{{"name":"b","windows":[{{{window},"per_s":60}}]}}],"cost":{{"prices":{{"other":{price}}}}}}}"#
             );
-            super::free(&serde_json::from_str(&text).unwrap()).iter().map(ToString::to_string).collect::<Vec<_>>()
+            super::free(&serde_json::from_str(&text).unwrap())
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
         };
         let nothing = r#"{"input":0,"output":0}"#;
         let warned = said(r#""money":5"#, nothing);
