@@ -216,7 +216,8 @@ bench() {
   cargo run --locked --quiet --release -p weir-bench -- side-by-side --envoy "$TOOLS/envoy" \
     --system 'weir=bench/weir.yaml' --system 'weir, three modules=bench/weir-modules.yaml' \
     --system 'weir, extract alone=bench/weir-extract.yaml' --system 'weir, with a limit=bench/weir-limit.yaml' \
-    --weir-scorer-config bench/weir-scorer.yaml --scorer-command 'bench/scorer.sh {{SCORER_PORT}} {{BACKEND_1}} {{BACKEND_2}} {{PICKER_PORT}}' \
+    --weir-scorer-config weir+scorer=bench/weir-scorer.yaml --weir-scorer-config 'weir+scorer, push=bench/weir-push.yaml' \
+    --scorer-command 'bench/scorer.sh {{SCORER_PORT}} {{BACKEND_1}} {{BACKEND_2}} {{PICKER_PORT}}' \
     --weir-picker-config bench/weir-picker.yaml --out bench/RESULTS.md "$@"
 }
 

@@ -67,7 +67,14 @@ pub fn read<T: DeserializeOwned>(json: &[u8]) -> Result<T, Invalid> {
 /// Reads a message from the front of `bytes`, and says where it ends: what follows is another's.
 pub fn read_front<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, usize), Invalid> {
     let mut text = serde_json::Deserializer::from_slice(bytes);
-    let value = serde_path_to_error::deserialize(&mut text).map_err(placed)?;
+    let value = match T::deserialize(&mut text) {
+        Ok(value) => value,
+        // To know the place all the time costs as much again, and hardly any message has a mistake.
+        Err(_) => {
+            text = serde_json::Deserializer::from_slice(bytes);
+            serde_path_to_error::deserialize(&mut text).map_err(placed)?
+        }
+    };
     let end = text.into_iter::<serde::de::IgnoredAny>().byte_offset();
     Ok((value, end))
 }

@@ -91,6 +91,9 @@ pub const PREFILLER: &str = "x-prefiller-host-port";
 /// Headers of an answer that came from a later group of endpoints than the first: the priority of the group that should have
 /// served, of the one that did, and why ([`crate::pool::Spilled::name`], or what the attempt before came to).
 pub const SPILLOVER: [&str; 3] = ["x-weir-spillover-from", "x-weir-spillover-to", "x-weir-spillover-reason"];
+/// Header of an attempt's answer: the request is too long for this endpoint, and the list goes on into another group. Envoy's retry policy
+/// goes by it (`retriable-headers`); `opening` writes it, and `pick` takes it away from what a client gets.
+pub const TOO_LONG: &str = "x-weir-too-long";
 /// Header: asks an endpoint to say how it is beside its answer (ORCA).
 pub const ORCA_FORMAT: &str = "endpoint-load-metrics-format";
 
@@ -116,6 +119,10 @@ pub const USAGE: &str = "weir.usage";
 pub fn attempt(address: &str) -> String {
     format!("weir.attempt.{address}")
 }
+
+/// Filter state: the last endpoint of a list that ends in a later group than it begins (`pick` writes): whoever else cannot hold
+/// the prompt is not the last word.
+pub const SPILLS_TO: &str = "weir.spills_to";
 
 /// Path of the scorer: choose and book.
 pub const RESERVE_PATH: &str = "/v1/reserve";
@@ -317,16 +324,22 @@ impl Serialize for Blocks {
 
 impl<'de> Deserialize<'de> for Blocks {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        let block = |digits: &[u8]| {
-            let digits = std::str::from_utf8(digits)
-                .ok()
-                .filter(|text| text.bytes().all(|byte| byte.is_ascii_hexdigit()))?;
-            u64::from_str_radix(digits, 16).ok()
-        };
-        let blocks: Option<Vec<u64>> =
-            text.as_bytes().chunks(16).map(|digits| block(digits).filter(|_| digits.len() == 16)).collect();
-        blocks.map(Self).ok_or_else(|| serde::de::Error::custom("blocks: not sixteen hex digits a block"))
+        struct Digits;
+        impl serde::de::Visitor<'_> for Digits {
+            type Value = Blocks;
+
+            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str("a string of hex digits")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Blocks, E> {
+                let (blocks, rest) = text.as_bytes().as_chunks::<16>();
+                let blocks: Option<Vec<u64>> = blocks.iter().map(unhex).collect();
+                let blocks = blocks.filter(|_| rest.is_empty()).map(Blocks);
+                blocks.ok_or_else(|| E::custom("blocks: not sixteen hex digits a block"))
+            }
+        }
+        deserializer.deserialize_str(Digits)
     }
 }
 
@@ -334,11 +347,28 @@ impl<'de> Deserialize<'de> for Blocks {
 pub fn hex(blocks: &[u64]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let digit = |nibble: u64| DIGITS.get((nibble & 15) as usize).copied().unwrap_or(b'0');
-    let digits = |hash: &u64| {
-        let hash = *hash;
-        (0..16).rev().map(move |place| char::from(digit(hash >> (4 * place))))
-    };
-    blocks.iter().flat_map(digits).collect()
+    let mut text = Vec::with_capacity(blocks.len().saturating_mul(16));
+    for hash in blocks {
+        let mut digits = [0; 16];
+        for (place, written) in (0..16).rev().zip(&mut digits) {
+            *written = digit(hash >> (4 * place));
+        }
+        text.extend_from_slice(&digits);
+    }
+    String::from_utf8(text).unwrap_or_default()
+}
+
+/// The hash that sixteen hex digits write.
+fn unhex(digits: &[u8; 16]) -> Option<u64> {
+    digits.iter().try_fold(0, |hash: u64, digit| {
+        let nibble = match digit {
+            b'0'..=b'9' => digit - b'0',
+            b'a'..=b'f' => digit - b'a' + 10,
+            b'A'..=b'F' => digit - b'A' + 10,
+            _ => return None,
+        };
+        Some(hash << 4 | u64::from(nibble))
+    })
 }
 
 /// Facts, as written by [`write_facts`], and block hashes as filter state.

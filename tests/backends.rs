@@ -12,6 +12,13 @@ const KEY: &str = "sk-provider-5e1f";
 /// What the provider answers, with its own name for the model.
 const ANSWER: &str = r#"{"id":"1","object":"chat.completion","model":"provider/chat-8b","choices":[{"index":0,"message":{"role":"assistant","content":"from afar"},"finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":2,"total_tokens":11}}"#;
 
+/// How engines say that a prompt is too long, each in its API's shape.
+const TOO_LONG: [&str; 3] = [
+    r#"{"error":{"message":"This model's maximum context length is 4096 tokens. However, you requested 9000 tokens.","type":"BadRequestError","param":"input_tokens","code":400}}"#,
+    r#"{"object":"error","message":"The input (9000 tokens) is longer than the model's context length (4096 tokens).","type":"BadRequestError","param":null,"code":400}"#,
+    r#"{"error":{"message":"too many","type":"invalid_request_error","param":"messages","code":"context_length_exceeded"}}"#,
+];
+
 fn saying(status: u16, headers: &[(&str, &str)], body: &str) -> Saying {
     let headers = [("content-type", "application/json")].iter().chain(headers);
     let headers = headers.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
@@ -160,5 +167,50 @@ async fn a_provider_serves_what_is_too_long_or_too_much_for_the_engines() {
     assert!(spilled.iter().all(|reason| *reason == "0 to 1: full"), "{spilled:?}");
     // Two workers may each take the last place at the same moment.
     assert!((2..=4).contains(&spilled.len()), "{spilled:?}");
+    place.gateway.quiet(Duration::from_secs(10)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_provider_serves_what_an_engine_itself_says_is_too_long() {
+    let place = Place::start(json!({})).await;
+    let say = |saying: &Saying| {
+        place.engines.iter().for_each(|engine| {
+            engine.says(saying.clone());
+            engine.heard();
+        });
+    };
+    let asked = || place.engines.iter().map(|engine| engine.heard().len()).collect::<Vec<_>>();
+    for (turn, body) in TOO_LONG.into_iter().enumerate() {
+        // The second comes in pieces.
+        let pieces = body.as_bytes().chunks(if turn == 1 { 40 } else { 4096 }).map(<[u8]>::to_vec).collect();
+        say(&Saying { pieces, pause: Duration::from_millis(20), ..saying(400, &[], "") });
+        let (status, spilled, answer) = place.ask(&chat("a long story")).await;
+        assert_eq!((status, spilled.as_deref()), (200, Some("0 to 1: too_long")), "{body}");
+        assert_eq!(answer["choices"][0]["message"]["content"], "from afar");
+        assert_eq!(asked(), [1, 1], "each was asked, once");
+    }
+    // As the first event of a stream, with a status that says nothing.
+    let event = format!("data: {}\n\ndata: [DONE]\n\n", TOO_LONG[0]);
+    let headers = vec![("content-type".to_owned(), "text/event-stream".to_owned())];
+    say(&Saying { headers, ..saying(200, &[], &event) });
+    let mut streamed = chat("a long story");
+    streamed["stream"] = true.into();
+    assert_eq!(place.ask(&streamed).await.1.as_deref(), Some("0 to 1: too_long"));
+    // Any other 400 is the client's, and the provider's word on a long prompt is the last: once, and as it came.
+    let other = r#"{"error":{"message":"max_tokens must be at least 1","type":"BadRequestError","param":null,"code":400}}"#;
+    say(&saying(400, &[], other));
+    place.provider.heard();
+    let (status, spilled, answer) = place.ask(&chat("hello")).await;
+    assert_eq!((status, spilled, answer), (400, None, serde_json::from_str(other).unwrap()));
+    assert_eq!((asked().iter().sum::<usize>(), place.provider.heard().len()), (1, 0));
+    say(&saying(400, &[], TOO_LONG[0]));
+    place.provider.says(saying(400, &[], TOO_LONG[2]));
+    let request = place.gateway.client.post(format!("{}/v1/chat/completions", place.gateway.url));
+    let answer = request.json(&chat("a long story")).send().await.unwrap();
+    assert_eq!(answer.status(), 400);
+    assert!(!answer.headers().contains_key("x-weir-too-long"), "that is between filters");
+    assert_eq!(answer.text().await.unwrap(), TOO_LONG[2]);
+    let [trips, out] = [place.gateway.breaker("trips_total"), place.gateway.breaker("out")];
+    assert_eq!((trips.await.unwrap(), out.await.unwrap()), (0, 0), "nobody is out for it");
     place.gateway.quiet(Duration::from_secs(10)).await.unwrap();
 }

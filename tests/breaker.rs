@@ -474,3 +474,56 @@ async fn clients_that_leave_while_a_request_is_retried_leave_nothing() {
     }
     gateway.quiet(SOON).await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_endpoint_that_is_out_is_tried_by_the_gateway_itself_and_by_no_client() {
+    let config = json!({
+        "rules": [{"name": "r", "trip_duration_ms": 500, "failure_condition":
+            {"count": 2, "interval_ms": 10_000, "error_reasons": ["connect", "reset"]}}],
+        "max_trip_duration_ms": 500,
+        "ramp_ms": 0,
+        "active_probe": {"timeout_ms": 500, "request":
+            {"path": "/v1/completions", "body": {"model": MODELS[0], "prompt": "are you well?", "max_tokens": 1}}},
+    });
+    for (chain, scorer) in [(true, false), (false, true)] {
+        let of_scorer = config.clone();
+        let edit_scorer: Edit = Box::new(move |scorer| scorer["choose"]["breaker"] = of_scorer.clone());
+        let (edit, edit_scorer) = (Some(breaker(config.clone())), Some(edit_scorer));
+        let setup = Setup { chain, scorer, engines: [2, 1], edit, edit_scorer, ..Setup::default() };
+        let gateway = Gateway::start(setup).await.unwrap();
+        let asks = async || {
+            let body = chat(MODELS[0], &format!("{:?}", Instant::now()).repeat(9), 2);
+            assert_eq!(gateway.chat(&body).await.unwrap().status(), 200);
+        };
+        let dead = &gateway.engines[0][0];
+        dead.fault(Fault::new(Kind::Die));
+        let out = async || {
+            asks().await;
+            match &gateway.scorer {
+                Some(scorer) => {
+                    !scorer.loads().await.unwrap()["pools"][0]["out"].as_array().unwrap().is_empty()
+                }
+                None => gateway.breaker("trips_total").await.unwrap() > 0,
+            }
+        };
+        wait_until("it is out", SOON, out).await.unwrap();
+        // It is back, says that it is well, and computes nothing: that is still out.
+        let stuck = again(dead, Fault::new(Kind::Hang)).await;
+        let tried = async || {
+            asks().await;
+            stuck.requests().len() >= 2
+        };
+        wait_until("it is tried twice", SOON * 2, tried).await.unwrap();
+        let all_are_probes = || stuck.requests().iter().all(|record| record.path == "/v1/completions");
+        assert!(all_are_probes(), "chain {chain}, scorer {scorer}: no client was sent there");
+        stuck.fault(Fault::new(Kind::None));
+        let serves = async || {
+            asks().await;
+            !all_are_probes()
+        };
+        wait_until("it serves clients again", SOON * 2, serves).await.unwrap();
+        let probed = stuck.requests().into_iter().find(|record| record.status == 200).unwrap();
+        assert_eq!(probed.path, "/v1/completions", "a probe succeeded first");
+        gateway.quiet(SOON).await.unwrap();
+    }
+}

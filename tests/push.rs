@@ -3,11 +3,10 @@
 
 use futures_util::future::join_all;
 use rig::{
-    Edit, Gateway, MODELS, Scorer, Setup, chat, fields, filter_config, lead_cluster, place_pool, request_id,
-    wait_until,
+    Burst, Edit, Gateway, MODELS, Scorer, Setup, burst, chat, fields, filter_config, lead_cluster,
+    place_pool, request_id, wait_until,
 };
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -84,20 +83,6 @@ impl Three {
         };
         wait_until("no lease is out", SOON, none).await.unwrap();
     }
-
-    /// Who chose, how often, and what was believed to be cached, as the access logs say.
-    async fn chosen_by(&self, ids: &[(usize, String)]) -> BTreeMap<String, usize> {
-        let mut by = BTreeMap::new();
-        for (at, id) in ids {
-            let line = self.gateways[*at].logged(id).await.unwrap();
-            *by.entry(fields(&line, "pick").get("by").cloned().unwrap_or_default()).or_default() += 1;
-        }
-        by
-    }
-
-    fn received(&self) -> Vec<usize> {
-        self.engines.iter().map(|engine| engine.requests().len()).collect()
-    }
 }
 
 fn stream(text: &str, tokens: u32) -> Value {
@@ -117,23 +102,8 @@ async fn proxies_that_choose_themselves_share_out_evenly_know_each_others_prefix
 /// Each proxy shares its own out evenly, and at worst none has heard of the others': 22, 21 and 21 requests give an endpoint at
 /// least 2 of each and at most 3, and one more either way for what was heard in part.
 async fn a_burst_is_even(three: &Three) {
-    three.engines.iter().for_each(Engine::clear_requests);
-    let answers = join_all((0..64).map(|turn| {
-        let body = stream(&format!("{turn:02} {}", "cold ".repeat(300)), 30);
-        async move { (turn % 3, three.gateways[turn % 3].chat(&body).await.unwrap()) }
-    }))
-    .await;
-    let mut ids = Vec::new();
-    for (at, answer) in answers {
-        assert_eq!(answer.status(), 200);
-        ids.push((at, request_id(&answer)));
-        answer.bytes().await.unwrap();
-    }
-    let each = three.received();
-    println!("64 at once: {each:?}");
-    assert_eq!(each.iter().sum::<usize>(), 64);
+    let Burst { each, by } = burst(&three.gateways, &three.engines, 64, "cold").await.unwrap();
     assert!(each.iter().all(|n| (5..=10).contains(n)), "{each:?}");
-    let by = three.chosen_by(&ids).await;
     assert!(by.get("push").is_some_and(|n| *n > 32), "{by:?}");
     three.quiet().await;
 }

@@ -4,8 +4,8 @@
 use futures_util::future::join_all;
 use reqwest::Response;
 use rig::{
-    Edit, Gateway, MODELS, Redis, Relay, Scorer, Setup, Way, chat, fields, get, place_pool, request_id,
-    wait_until, with_replicas,
+    Burst, Edit, Gateway, MODELS, Redis, Relay, Scorer, Setup, Way, burst, chat, chosen_by, get, place_pool,
+    request_id, wait_until, with_replicas,
 };
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -332,16 +332,6 @@ async fn gateways(
     (started, pair)
 }
 
-/// Who chose, how often, as the access logs say.
-async fn chosen_by(gateways: &[Gateway], ids: &[(usize, String)]) -> BTreeMap<String, usize> {
-    let mut by = BTreeMap::new();
-    for (at, id) in ids {
-        let line = gateways[*at].logged(id).await.unwrap();
-        *by.entry(fields(&line, "pick").get("by").cloned().unwrap_or_default()).or_default() += 1;
-    }
-    by
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn cold_requests_at_once_through_three_proxies_and_two_scorers_share_out_evenly() {
     let engine = Config { prefill_ms_per_ktoken: 20.0, decode_ms: 100.0, ..Config::default() };
@@ -349,27 +339,10 @@ async fn cold_requests_at_once_through_three_proxies_and_two_scorers_share_out_e
     let pick = json!({"scorer": {"timeout_ms": 10_000}});
     let (gateways, pair) = gateways(3, 8, engine, pick, json!({})).await;
     for round in 0..3 {
-        let answers = join_all((0..64).map(|turn| {
-            let gateway = &gateways[turn % 3];
-            let mut body = chat(MODELS[0], &format!("{round} {turn:02} {}", "cold ".repeat(300)), 30);
-            body["stream"] = true.into();
-            async move { (turn % 3, gateway.chat(&body).await.unwrap()) }
-        }))
-        .await;
-        let mut ids = Vec::new();
-        for (at, answer) in answers {
-            assert_eq!(answer.status(), 200);
-            ids.push((at, request_id(&answer)));
-            answer.bytes().await.unwrap();
-        }
-        let mut each = [0; 8];
-        for (engine, place) in gateways[0].engines[0].iter().zip(&mut each) {
-            *place = engine.requests().len();
-            engine.clear_requests();
-        }
-        assert_eq!(each.iter().sum::<usize>(), 64);
+        let Burst { each, by } =
+            burst(&gateways, &gateways[0].engines[0], 64, &format!("round {round}")).await.unwrap();
         assert!(each.iter().all(|n| (7..=9).contains(n)), "round {round}: {each:?}");
-        assert_eq!(chosen_by(&gateways, &ids).await, BTreeMap::from([("scorer".to_owned(), 64)]));
+        assert_eq!(by, BTreeMap::from([("scorer".to_owned(), 64)]));
         pair.count(&[0, 1], 0, SOON).await;
     }
 }
@@ -411,7 +384,7 @@ async fn one_scorer_that_dies_or_hangs_costs_no_request_and_without_both_open_se
         let requests = 40;
         let (refused, ids, _) = send(&gateways, requests, "first").await;
         assert_eq!(
-            (refused.len(), chosen_by(&gateways, &ids).await),
+            (refused.len(), chosen_by(&gateways, &ids).await.unwrap()),
             (0, BTreeMap::from([("scorer".to_owned(), 40)]))
         );
         for (at, how) in [(0, "kill"), (1, "hang")] {
@@ -421,7 +394,7 @@ async fn one_scorer_that_dies_or_hangs_costs_no_request_and_without_both_open_se
             };
             stop(&mut pair.scorers[at]);
             let (refused, ids, slowest) = send(&gateways, requests, how).await;
-            let by = chosen_by(&gateways, &ids).await;
+            let by = chosen_by(&gateways, &ids).await.unwrap();
             assert!(refused.is_empty(), "{mode}, {how}: {refused:?}");
             assert_eq!(
                 by,
@@ -434,7 +407,7 @@ async fn one_scorer_that_dies_or_hangs_costs_no_request_and_without_both_open_se
             match mode {
                 "open" => {
                     assert!(refused.is_empty(), "{how}: {refused:?}");
-                    let by = chosen_by(&gateways, &ids).await;
+                    let by = chosen_by(&gateways, &ids).await.unwrap();
                     assert_eq!(by, BTreeMap::from([("fallback".to_owned(), requests)]), "{how}");
                 }
                 _ => {
@@ -457,7 +430,7 @@ async fn one_scorer_that_dies_or_hangs_costs_no_request_and_without_both_open_se
             }
             let back = async || {
                 let (refused, ids, _) = send(&gateways, 8, "back").await;
-                refused.is_empty() && chosen_by(&gateways, &ids).await.contains_key("scorer")
+                refused.is_empty() && chosen_by(&gateways, &ids).await.unwrap().contains_key("scorer")
             };
             wait_until("scorers are asked again", SOON, back).await.unwrap();
             // Each worker that lost one has found it again.
@@ -470,7 +443,7 @@ async fn one_scorer_that_dies_or_hangs_costs_no_request_and_without_both_open_se
         }
         let settled = async || {
             let (_, ids, _) = send(&gateways, 16, "settled").await;
-            chosen_by(&gateways, &ids).await == BTreeMap::from([("scorer".to_owned(), 16)])
+            chosen_by(&gateways, &ids).await.unwrap() == BTreeMap::from([("scorer".to_owned(), 16)])
         };
         wait_until("all is as before", SOON, settled).await.unwrap();
         for gateway in &gateways {

@@ -8,6 +8,8 @@
 //! A connection that nobody uses is one that stands still, and is closed. HTTP/2 is asked now and then whether it is there, and
 //! stays open.
 
+mod still;
+
 use axum::Router;
 use axum::extract::Request;
 use axum::http::StatusCode;
@@ -20,9 +22,9 @@ use hyper_util::service::TowerToHyperService;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
+use still::Still;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio_io_timeout::TimeoutStream;
 
 /// What connections may cost.
 #[derive(Clone, Copy, Debug)]
@@ -75,10 +77,8 @@ pub(crate) async fn serve(
             accepted = accept(&listener, &turns) => accepted,
             () = &mut stop => break,
         };
-        let mut bounded = TimeoutStream::new(connection);
-        bounded.set_read_timeout(Some(bounds.still));
-        bounded.set_write_timeout(Some(bounds.still));
-        let served = builder.serve_connection(TokioIo::new(Box::pin(bounded)), service.clone());
+        let connection = TokioIo::new(Still::new(connection, bounds.still));
+        let served = builder.serve_connection(connection, service.clone());
         let served = all.watch(served.into_owned());
         tokio::spawn(async move {
             if let Err(error) = served.await {

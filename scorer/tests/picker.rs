@@ -228,6 +228,11 @@ async fn what_cannot_be_decoded_ends_the_stream_with_an_error_and_not_as_leave_t
         Err(status) => status,
     };
     assert_eq!(status.code(), tonic::Code::Internal, "{status:?}");
+    let counted = async || {
+        let metrics = running.scorer.metrics().unwrap();
+        metrics.contains("weir_picker_requests_total{outcome=\"undecodable\"} 1")
+    };
+    until("it is counted", counted).await;
 }
 
 #[tokio::test]

@@ -3,14 +3,14 @@
 //! | class | outcomes | says |
 //! |---|---|---|
 //! | success | a status below 400, and an answer that came to its end | it serves |
-//! | neutral | other statuses of 4xx, 501; the client left | nothing: the endpoint did what was right |
+//! | neutral | other statuses of 4xx, 501; a request that is too long for this one; the client left | nothing: the endpoint did what was right |
 //! | busy | 429, 529, 503 with a `Retry-After`; a rate limit or overload inside a 200 | leave it alone for a while; it is not broken |
 //! | failure | all other statuses from 500 on; no connection, a lost one, no answer in time or a later one than a copy's, an answer that broke off, an error or garbage inside a 200 | count it |
 //!
 //! A too long prompt, answered with 400, is the commonest "error" of LLM engines, and a full queue the second: counting
 //! either as a failure takes healthy endpoints out of a pool.
 
-use crate::response::BROKEN_OFF;
+use crate::response::{BROKEN_OFF, TOO_LONG};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -58,6 +58,8 @@ pub enum Cause {
     Status(u16),
     /// It did not.
     Failed(Reason),
+    /// The endpoint said that the request does not fit into its context; another one's may be larger.
+    TooLong,
     /// The client left, or the request never got so far.
     Gone,
 }
@@ -96,6 +98,11 @@ impl Outcome {
         Self { cause: Cause::Failed(reason), retry_after: None }
     }
 
+    /// The request does not fit into this endpoint's context.
+    pub fn too_long() -> Self {
+        Self { cause: Cause::TooLong, retry_after: None }
+    }
+
     /// The client left.
     pub fn gone() -> Self {
         Self { cause: Cause::Gone, retry_after: None }
@@ -108,6 +115,7 @@ impl Outcome {
         match kind.parse::<u16>() {
             Ok(status @ 400..=599) => Self::of_status(status, None),
             _ if kind == BROKEN_OFF => Self::failed(Reason::Cut),
+            _ if kind == TOO_LONG => Self::too_long(),
             _ if says(&["rate_limit", "ratelimit", "too_many_requests", "toomanyrequests"]) => {
                 Self::of_status(429, None)
             }
@@ -136,7 +144,7 @@ impl Outcome {
     /// What it says of the endpoint.
     pub fn class(&self) -> Class {
         match self.cause {
-            Cause::Gone => Class::Neutral,
+            Cause::Gone | Cause::TooLong => Class::Neutral,
             Cause::Failed(_) => Class::Failure,
             Cause::Status(429 | 529) => Class::Busy,
             Cause::Status(503) if self.retry_after.is_some() => Class::Busy,
@@ -146,11 +154,22 @@ impl Outcome {
         }
     }
 
+    /// What happened, in a word: `status=429`, `reset`, `too_long`.
+    pub fn word(&self) -> String {
+        match self.cause {
+            Cause::Status(status) => format!("status={status}"),
+            Cause::Failed(reason) => reason.name().to_owned(),
+            Cause::TooLong => "too_long".to_owned(),
+            Cause::Gone => "gone".to_owned(),
+        }
+    }
+
     /// As one line of `key=value`.
     pub fn write(&self) -> String {
         let mut line = match self.cause {
             Cause::Status(status) => format!("status={status}"),
             Cause::Failed(reason) => format!("failed={}", reason.name()),
+            Cause::TooLong => "too_long=1".to_owned(),
             Cause::Gone => "gone=1".to_owned(),
         };
         if let Some(wait) = self.retry_after {
@@ -165,6 +184,7 @@ impl Outcome {
         let cause = match first.split_once('=')? {
             ("status", digits) => Cause::Status(digits.parse().ok().filter(|status| *status > 0)?),
             ("failed", name) => Cause::Failed(Reason::ALL.iter().find(|(_, own)| *own == name)?.0),
+            ("too_long", "1") => Cause::TooLong,
             ("gone", "1") => Cause::Gone,
             _ => return None,
         };
@@ -209,6 +229,7 @@ mod tests {
             ("BadRequestError", Class::Neutral),
             ("invalid_request_error", Class::Neutral),
             ("400", Class::Neutral),
+            (TOO_LONG, Class::Neutral),
             ("rate_limit_error", Class::Busy),
             ("RateLimitError", Class::Busy),
             ("overloaded_error", Class::Busy),
@@ -227,7 +248,12 @@ mod tests {
     fn outcomes_survive_the_way() {
         let reasons = Reason::ALL.map(|(reason, _)| Outcome::failed(reason));
         let hint = Some(Duration::from_millis(1_500));
-        let others = [Outcome::gone(), Outcome::of_status(200, None), Outcome::of_status(503, hint)];
+        let others = [
+            Outcome::gone(),
+            Outcome::too_long(),
+            Outcome::of_status(200, None),
+            Outcome::of_status(503, hint),
+        ];
         for outcome in reasons.into_iter().chain(others) {
             assert_eq!(Outcome::read(&outcome.write()), Some(outcome));
         }

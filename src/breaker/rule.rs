@@ -135,7 +135,7 @@ impl Rule {
                 let named = |range: &StatusCodeRange| (range.min..=range.max).contains(&status);
                 condition.status_code_ranges.iter().any(named)
             }
-            Cause::Gone => false,
+            Cause::Gone | Cause::TooLong => false,
         }
     }
 

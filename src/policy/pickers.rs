@@ -1,4 +1,4 @@
-//! The pickers: the best, the better of two at random, the next, one at random, by shares.
+//! The pickers: the best, the better of two at random, the best in turn, one at random, by shares.
 
 use super::choose::best;
 use super::{Each, Known, Pick, Round};
@@ -27,7 +27,8 @@ impl Pick for OfTwo {
     }
 }
 
-/// One after the other. Who was chosen longest ago is next, so that it stays even while candidates come and go.
+/// The best one after the other: of equals the one that was chosen longest ago, so that requests come to each evenly spaced
+/// and it stays even while candidates come and go.
 #[derive(Debug, Default)]
 pub(super) struct Next {
     turn: u64,
@@ -35,15 +36,16 @@ pub(super) struct Next {
 }
 
 impl Pick for Next {
-    fn pick(&mut self, round: &Round<'_>, _: &[f64], random: &mut Random) -> Option<usize> {
-        let turn = |at: &usize| {
-            let place = round.candidates.get(*at).map_or(0, |candidate| candidate.place);
-            self.chosen.at(place).copied().unwrap_or(0)
+    fn pick(&mut self, round: &Round<'_>, scores: &[f64], random: &mut Random) -> Option<usize> {
+        let top = scores.iter().copied().reduce(f64::max)?;
+        let turns = || {
+            let best =
+                round.candidates.iter().zip(scores).enumerate().filter(|(_, (_, score))| **score >= top);
+            best.map(|(at, (candidate, _))| (at, self.chosen.at(candidate.place).copied().unwrap_or(0)))
         };
-        let count = round.candidates.len();
-        let oldest = (0..count).map(|at| turn(&at)).min()?;
-        let among = (0..count).filter(|at| turn(at) == oldest).count();
-        let at = (0..count).filter(|at| turn(at) == oldest).nth(random.below(among))?;
+        let oldest = turns().map(|(_, turn)| turn).min()?;
+        let oldest = || turns().filter(|(_, turn)| *turn == oldest).map(|(at, _)| at);
+        let at = oldest().nth(random.below(oldest().count()))?;
         self.turn += 1;
         if let Some(chosen) = self.chosen.at_mut(round.candidates.get(at)?.place) {
             *chosen = self.turn;

@@ -25,6 +25,14 @@ pub(super) fn cheapest_first(costs: &mut [f64]) {
     }
 }
 
+/// Makes costs equal to the least that are above it by no more than this share of it.
+pub(super) fn alike(costs: &mut [f64], share: f64) {
+    let Some(least) = costs.iter().copied().reduce(f64::min) else { return };
+    for cost in costs.iter_mut().filter(|cost| **cost <= least * (1.0 + share)) {
+        *cost = least;
+    }
+}
+
 /// Turns weights into scores in proportion: the heaviest gets 1.
 pub(super) fn in_proportion(weights: &mut [f64]) {
     let most = weights.iter().copied().filter(|weight| weight.is_finite()).fold(0.0, f64::max);

@@ -44,7 +44,7 @@ impl Row {
 
 /// Every policy. The first is the default.
 pub(super) const POLICIES: &[Row] = &[
-    row("least_prefill", made::<prefill::LeastPrefill, Best>),
+    row("least_prefill", made::<prefill::LeastPrefill, Next>),
     row("least_requests", made::<least_requests::LeastRequests, Best>).also(&[
         "least-busy",
         "least_request",

@@ -17,7 +17,8 @@ pub struct Config {
     /// Milliseconds after which a lease of which nothing more was heard ends by itself; a first token starts
     /// them anew. Longer than any answer takes.
     pub lease_ms: NonZeroU64,
-    /// Tokens of prefixes remembered per endpoint: the size of its cache, when that is known.
+    /// Tokens of prefixes remembered per endpoint, at most: the size of its cache. Of an engine that says how much its KV memory
+    /// holds no more is believed than that.
     pub index_tokens: NonZeroU64,
     /// Tokens of the smallest prefix block, as `extract` cuts them (`block_tokens` there).
     pub block_tokens: NonZeroU32,

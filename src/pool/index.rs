@@ -68,6 +68,12 @@ impl Index {
         }
     }
 
+    /// Holds at most `capacity` units from now on.
+    pub fn bound(&mut self, capacity: usize) {
+        self.capacity = capacity;
+        self.evict();
+    }
+
     /// Units held.
     pub fn len(&self) -> usize {
         self.units
@@ -178,7 +184,9 @@ impl Index {
     fn split(&mut self, id: usize, at: usize) -> Option<usize> {
         let node = self.nodes.get_mut(id)?;
         let tail = node.run.split_off(at);
-        let head = std::mem::replace(&mut node.run, tail);
+        let mut head = std::mem::replace(&mut node.run, tail);
+        // It has the room of the whole: kept, it would count for as long as anybody uses the beginning.
+        head.shrink_to_fit();
         let upper =
             Node { run: head, before: node.before, parent: node.parent, children: 1, used: self.clock };
         node.before += at;
@@ -199,6 +207,7 @@ impl Index {
             let keep = block::within(room).saturating_sub(node.before);
             if keep > 0 {
                 node.run.truncate(keep);
+                node.run.shrink_to(keep.saturating_mul(2));
                 self.units -= size - node.units();
                 self.leaves.insert((used, id));
                 continue;
@@ -284,6 +293,18 @@ mod tests {
     }
 
     #[test]
+    fn a_tighter_bound_takes_what_was_used_least_recently() {
+        let mut index = Index::new(20, 1);
+        index.insert(&chain(b"abcdef"));
+        index.insert(&chain(b"123456"));
+        index.bound(8);
+        assert_eq!((index.matched(&chain(b"abcdef")), index.matched(&chain(b"123456"))), (2, 6));
+        index.bound(20);
+        index.insert(&chain(b"abcdef"));
+        assert_eq!(index.len(), 12, "a wider one has room again");
+    }
+
+    #[test]
     fn long_chains_count_in_units_and_lose_whole_blocks() {
         let text = vec![b'x'; 100];
         let long = chain(&text);
@@ -302,6 +323,37 @@ mod tests {
         assert_eq!(index.matched(&fork), 86);
         let held: usize = index.nodes.iter().map(Node::units).sum();
         assert_eq!(held, index.len());
+    }
+
+    /// Places in memory, used or not.
+    fn room(index: &Index) -> usize {
+        let runs: usize = index.nodes.iter().map(|node| node.run.capacity()).sum();
+        runs + index.nodes.capacity() + index.free.capacity() + index.starts.capacity()
+    }
+
+    #[test]
+    fn ten_times_its_capacity_in_unique_prefixes_leaves_it_as_large_as_it_was() {
+        const CAPACITY: usize = 10_000;
+        let mut index = Index::new(CAPACITY, 1);
+        let mut random = Random::new(5);
+        let mut unique = |blocks: usize| (0..blocks).map(|_| random.next()).collect::<Vec<u64>>();
+        let mut largest = 0;
+        for prompt in 0..10 * CAPACITY / 50 {
+            index.insert(&unique(50));
+            assert!(index.len() <= CAPACITY);
+            if prompt == 2 * CAPACITY / 50 {
+                largest = room(&index);
+            }
+        }
+        assert!(room(&index) <= largest + largest / 10, "{} after {largest}", room(&index));
+        // Long prompts of which but the beginning is asked for again, and the rest is let go.
+        for _ in 0..200 {
+            let long = unique(1_000);
+            index.insert(&long);
+            index.insert(&[&long[..1], &unique(1)].concat());
+        }
+        (0..200).for_each(|_| index.insert(&unique(50)));
+        assert!(room(&index) <= 2 * largest, "{} after {largest}", room(&index));
     }
 
     /// Against a plain set of all prefixes ever inserted: never more blocks than were stored, exact while nothing

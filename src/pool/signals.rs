@@ -233,6 +233,11 @@ impl Pool {
                 engine.forget();
             }
         }
+        // It cannot hold more than it has memory for, whatever was sent there.
+        if let Some(tokens) = report.signals.kv_tokens {
+            let units = usize::try_from(tokens / u64::from(self.block_tokens)).unwrap_or(usize::MAX);
+            endpoint.index.bound(units.min(self.index_units));
+        }
     }
 
     /// How many endpoints have said nothing of themselves that is not too old.

@@ -111,7 +111,7 @@ fn because(candidates: &[Considered]) -> String {
         return format!("it was drawn, at {own:.3}, where {equals} have as much or more");
     }
     if equals > 0 {
-        return format!("it is one of {} with {own:.3}, at random", equals + 1);
+        return format!("it is one of {} with {own:.3}, in turn or at random", equals + 1);
     }
     let gains = first.explained.scores.iter().zip(&next.explained.scores);
     let gain = gains.map(|(own, other)| (own.score.as_str(), own.weight * (own.value - other.value)));

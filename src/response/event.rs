@@ -8,6 +8,7 @@
 //! | SGLang `/generate` | `meta_info` | `[DONE]` |
 
 use super::Usage;
+use super::overflow::{TOO_LONG, is_overflow};
 use memchr::memmem;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -221,22 +222,27 @@ impl<'a> Event<'a> {
             })
     }
 
-    /// The type of the engine's error, with its code where that is something else.
+    /// The type of the engine's error, or its code where it has none; [`TOO_LONG`] where it says that.
     pub(super) fn error(&self) -> Option<String> {
         let inner: Option<Event<'_>> = read(self.error);
         let error = match &inner {
             Some(inner) => inner,
-            // vLLM before 0.10.1 put the error's fields at the top.
+            // vLLM before 0.10.1 put the error's fields at the top, and so does the responses API in a stream.
             None if read::<&str>(self.object) == Some("error") => self,
-            // The event itself is the error, in the responses API.
-            None if self.error.is_none() && read::<&str>(self.kind) == Some("error") => {
-                return Some(read::<String>(self.code).unwrap_or_else(|| "error".to_owned()));
+            None if self.error.is_none() && read::<&str>(self.kind) == Some("error") => self,
+            None => {
+                let text = self.error.filter(|json| json.get() != "null")?;
+                let is_overflow = is_overflow(None, None, read::<String>(Some(text)).as_deref());
+                return Some(if is_overflow { TOO_LONG } else { "error" }.to_owned());
             }
-            None => return self.error.filter(|json| json.get() != "null").map(|_| "error".to_owned()),
         };
-        let kind = read::<String>(error.kind);
+        // There the type says no more than that it is one.
+        let kind = read::<String>(error.kind).filter(|kind| inner.is_some() || kind != "error");
         let code =
             read::<String>(error.code).or_else(|| read::<u64>(error.code).map(|code| code.to_string()));
+        if is_overflow(kind.as_deref(), code.as_deref(), read::<String>(error.message).as_deref()) {
+            return Some(TOO_LONG.to_owned());
+        }
         Some(kind.or(code).unwrap_or_else(|| "error".to_owned()))
     }
 

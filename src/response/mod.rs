@@ -19,10 +19,12 @@
 mod broken;
 mod coded;
 mod event;
+mod overflow;
 mod sse;
 mod text;
 
 pub use broken::{BROKEN_OFF, closing_event};
+pub use overflow::TOO_LONG;
 
 use crate::request::Coding;
 use coded::Coded;
@@ -89,7 +91,7 @@ pub struct Report {
     pub status: Status,
     /// Why the engine stopped: `stop`, `length`, `end_turn`, …
     pub finish: Option<String>,
-    /// The engine's error, also one inside a 200: its type, and its code where it has one.
+    /// The engine's error, also one inside a 200: its type, or its code; [`TOO_LONG`] where it says that, in whatever words.
     pub error: Option<String>,
     /// It was read as a stream of events.
     pub streamed: bool,

@@ -12,13 +12,16 @@
 )]
 
 pub mod backend;
+mod burst;
 mod config;
 pub mod measure;
 mod process;
 pub mod raw;
 mod redis;
+pub mod trap;
 
 pub use backend::Backend;
+pub use burst::{Burst, burst, chosen_by};
 pub use config::{
     breaker, filter_config, find_all, lead_cluster, no_breaker, place_pool, shipped, with_replicas,
 };

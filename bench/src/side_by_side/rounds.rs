@@ -23,9 +23,9 @@ pub(crate) struct Options {
     /// {{BACKEND_1}}, {{BACKEND_2}} and {{SCORER_PORT}} stand for port numbers on 127.0.0.1.
     #[arg(long = "system", value_name = "NAME=FILE", value_parser = named)]
     systems: Vec<(String, PathBuf)>,
-    /// The same with Weir's scorer, which listens on {{SCORER_PORT}}.
-    #[arg(long, value_name = "FILE", requires = "scorer_command")]
-    weir_scorer_config: Option<PathBuf>,
+    /// The same with Weir's scorer, which listens on {{SCORER_PORT}}; may be given again.
+    #[arg(long, value_name = "NAME=FILE", requires = "scorer_command", value_parser = named)]
+    weir_scorer_config: Vec<(String, PathBuf)>,
     /// The same without our filters: the scorer is the endpoint picker, which listens on {{PICKER_PORT}}.
     #[arg(long, value_name = "FILE", requires = "scorer_command")]
     weir_picker_config: Option<PathBuf>,

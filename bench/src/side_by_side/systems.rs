@@ -23,7 +23,8 @@ pub(crate) struct Plan {
     pub(crate) envoy: PathBuf,
     /// Envoys by their names, each with its configuration.
     pub(crate) systems: Vec<(String, PathBuf)>,
-    pub(crate) weir_scorer: Option<PathBuf>,
+    /// The same, each with a scorer of its own.
+    pub(crate) weir_scorer: Vec<(String, PathBuf)>,
     pub(crate) weir_picker: Option<PathBuf>,
     pub(crate) scorer_command: Option<String>,
     /// The Python that has sglang-router.
@@ -77,15 +78,15 @@ pub(crate) fn this_program() -> OsString {
 
 /// Starts everything and waits until all of it serves. The backends come as a system too, of no interest by itself.
 pub(crate) async fn start(plan: &Plan, scratch: &Path) -> Result<(System, Vec<System>)> {
-    let mut launch = Launch { plan, scratch, ports: free_ports(32)?, backends: [0, 0] };
+    let mut launch = Launch { plan, scratch, ports: free_ports(64)?, backends: [0, 0] };
     let backends = launch.backends()?;
     backends.ready().await?;
     let mut systems = vec![launch.envoy(BASE, include_str!("envoy/envoy.yaml"), None)?];
     for (name, file) in &plan.systems {
         systems.push(launch.envoy(name, &read(file)?, None)?);
     }
-    if let (Some(file), Some(command)) = (&plan.weir_scorer, &plan.scorer_command) {
-        systems.push(launch.envoy("weir+scorer", &read(file)?, Some(command))?);
+    for (name, file) in plan.weir_scorer.iter().filter(|_| plan.scorer_command.is_some()) {
+        systems.push(launch.envoy(name, &read(file)?, plan.scorer_command.as_deref())?);
     }
     if let (Some(file), Some(command)) = (&plan.weir_picker, &plan.scorer_command) {
         systems.push(launch.envoy("scorer as ext_proc", &read(file)?, Some(command))?);

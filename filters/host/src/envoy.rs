@@ -177,6 +177,13 @@ impl<F: Filter> Http<F> {
         if holds { Action::Pause } else { Action::Continue }
     }
 
+    /// A callback of the answer's way: held as long as the filter says so.
+    fn answer(&mut self, act: impl FnOnce(&mut F, &mut F::Stream, &dyn Host)) -> Action {
+        self.with(act);
+        let holds = self.open.as_ref().is_some_and(|open| open.host.holds_answer.take());
+        if holds { Action::Pause } else { Action::Continue }
+    }
+
     /// Puts what belongs to the stream where the root reaches it, if the filter wants it to.
     fn park(&mut self) {
         if let Some(open) = self.open.take_if(|open| open.host.parked.get())
@@ -220,14 +227,11 @@ impl<F: Filter> HttpContext for Http<F> {
     }
 
     fn on_http_response_headers(&mut self, _: usize, end: bool) -> Action {
-        self.with(|filter, stream, host| filter.response_headers(stream, host, end));
-        let holds = self.open.as_ref().is_some_and(|open| open.host.holds_answer.take());
-        if holds { Action::Pause } else { Action::Continue }
+        self.answer(|filter, stream, host| filter.response_headers(stream, host, end))
     }
 
     fn on_http_response_body(&mut self, len: usize, end: bool) -> Action {
-        self.with(|filter, stream, host| filter.response_body(stream, host, Body { len, end }));
-        Action::Continue
+        self.answer(|filter, stream, host| filter.response_body(stream, host, Body { len, end }))
     }
 
     fn on_log(&mut self) {

@@ -208,14 +208,18 @@ impl<F: Filter> Worker<F> {
         }
     }
 
-    /// A piece of the endpoint's answer; gives what the client gets of it.
+    /// A piece of the endpoint's answer, behind what is held of it; gives what the client gets now.
     pub fn piece(&mut self, exchange: &mut Exchange<F>, bytes: &[u8], end: bool) -> Vec<u8> {
-        exchange.fake.piece.replace(bytes.to_vec());
+        exchange.fake.piece.borrow_mut().extend_from_slice(bytes);
+        exchange.fake.holds_answer.set(false);
         if declared::<F>(Callback::ResponseBody) {
-            let piece = Body { len: bytes.len(), end };
+            let piece = Body { len: exchange.fake.piece.borrow().len(), end };
             self.filter.response_body(&mut exchange.stream, &exchange.fake, piece);
         }
-        exchange.fake.holds_answer.set(false);
+        if exchange.fake.holds_answer.get() {
+            assert!(!end, "held, and nothing will ever come");
+            return Vec::new();
+        }
         exchange.fake.response_open.set(false);
         exchange.fake.piece.take()
     }

@@ -142,7 +142,8 @@ pub trait Host {
         let headers: Vec<_> = [("content-type", "application/json")].into_iter().chain(headers).collect();
         self.respond(status, &headers, body.as_bytes());
     }
-    /// Within [`Filter::response_headers`]: they go on with the first piece of the body, and until its callback is over can be changed.
+    /// Within [`Filter::response_headers`]: they go on with the next piece of the body, and until its callback is over can be changed.
+    /// Within [`Filter::response_body`], unless that was the last: the same again, and the next piece comes together with what is held.
     /// Only with `allow_on_headers_stop_iteration`, or nothing will ever go on.
     fn hold_answer(&self);
     /// Makes a call and gives its number. Within a stream its answer comes to [`Filter::reply`], elsewhere to

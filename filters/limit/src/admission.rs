@@ -86,10 +86,9 @@ impl Limit {
         Some(waited)
     }
 
-    pub(crate) fn shift_waiting(&self, host: &dyn Host, wait: Wait, by: i64) {
-        if let Some(metrics) = self.metrics.get(wait.hold().rule()) {
-            host.shift(metrics.waiting, by);
-        }
+    pub(crate) fn shift_waiting(&mut self, host: &dyn Host, wait: Wait, by: i64) {
+        self.parts.shift(host, wait.hold().rule(), [0, 0, by]);
+        self.parts.write(host);
     }
 
     /// What this proxy may use does not suffice.
@@ -152,15 +151,18 @@ impl Limit {
         self.limits.admit_or_wait(&Shared(host), &asked, reach, waiting, host.now())
     }
 
-    pub(crate) fn count(&self, host: &dyn Host, admitted: &Admitted) {
+    pub(crate) fn count(&mut self, host: &dyn Host, admitted: &Admitted) {
         if admitted.evicted > 0 {
             host.add(self.evicted, u64::from(admitted.evicted));
         }
-        for metrics in admitted.ticket.limits().filter_map(|limit| self.metrics.get(limit)) {
-            host.add(metrics.admitted, 1);
-            host.shift(metrics.in_flight, 1);
-            host.shift(metrics.reserved, signed(admitted.ticket.reserved()));
+        let reserved = signed(admitted.ticket.reserved());
+        for limit in admitted.ticket.limits() {
+            if let Some(metrics) = self.metrics.get(limit) {
+                host.add(metrics.admitted, 1);
+            }
+            self.parts.shift(host, limit, [1, reserved, 0]);
         }
+        self.parts.write(host);
     }
 
     pub(crate) fn refuse(&self, host: &dyn Host, denied: &Denied, dialect: Dialect, waited_ms: Option<u64>) {

@@ -19,9 +19,11 @@
 
 mod admission;
 mod line;
+mod parts;
 mod share;
 
 use line::{Waiters, Warm};
+use parts::{BEAT, Parts};
 use share::{Asked as Call, Sharing};
 use std::time::Duration;
 use weir::instant::Instant;
@@ -63,6 +65,7 @@ pub struct Limit {
     needs_wall: bool,
     /// By the place of the limit.
     metrics: Vec<Metrics>,
+    parts: Parts,
     evicted: Metric,
 }
 
@@ -78,9 +81,6 @@ struct Metrics {
     queued: Metric,
     expired: Metric,
     waited: Metric,
-    waiting: Metric,
-    in_flight: Metric,
-    reserved: Metric,
 }
 
 impl Metrics {
@@ -97,9 +97,6 @@ impl Metrics {
             queued: define(Kind::Counter, "queued_total"),
             expired: define(Kind::Counter, "expired_total"),
             waited: define(Kind::Histogram, "waited_ms"),
-            waiting: define(Kind::Gauge, "waiting"),
-            in_flight: define(Kind::Gauge, "in_flight"),
-            reserved: define(Kind::Gauge, "reserved_tokens"),
         }
     }
 }
@@ -182,8 +179,11 @@ impl Filter for Limit {
     }
 
     fn open(&mut self, host: &dyn Host) -> Stream {
-        if let Some(sharing) = &mut self.sharing {
-            sharing.start(host);
+        if self.parts.join(host) {
+            match &self.sharing {
+                Some(sharing) => sharing.resume_ticks(host),
+                None => host.tick_every(BEAT),
+            }
         }
         Stream::default()
     }
@@ -248,9 +248,10 @@ impl Filter for Limit {
         if self.waiters.look(host, &self.limits, &Shared(host)) {
             match &self.sharing {
                 Some(sharing) => sharing.resume_ticks(host),
-                None => host.tick_every(Duration::ZERO),
+                None => host.tick_every(BEAT),
             }
         }
+        self.parts.keep_up(host);
     }
 
     fn response_headers(&mut self, stream: &mut Stream, host: &dyn Host, _end: bool) {
@@ -320,6 +321,7 @@ impl Limit {
             headers: config.headers,
             priced: config.cost.prices.is_some(),
             metrics: config.limits.iter().map(|limit| Metrics::define(host, &limit.name)).collect(),
+            parts: Parts::new(host, config.limits.iter().map(|limit| limit.name.as_str())),
             evicted: host.define(Kind::Counter, "weir_limit_evicted_total"),
         };
         filter.look_at_the_wall(host);
@@ -352,9 +354,9 @@ impl Limit {
         }
         self.look_at_the_wall(host);
         let charge = self.limits.settle(&Shared(host), ticket, outcome, host.now());
-        for metrics in limits.into_iter().filter_map(|limit| self.metrics.get(limit)) {
-            host.shift(metrics.in_flight, -1);
-            host.shift(metrics.reserved, -reserved);
+        for limit in limits {
+            self.parts.shift(host, limit, [-1, -reserved, 0]);
+            let Some(metrics) = self.metrics.get(limit) else { continue };
             if charge.cost > 0 {
                 host.add(metrics.charged, tokens(charge.cost));
             }
@@ -365,6 +367,7 @@ impl Limit {
                 host.add(metrics.estimated, 1);
             }
         }
+        self.parts.write(host);
         charge
     }
 }

@@ -4,6 +4,7 @@
 //! many keys in one call. After a failure the scorer is left alone for a while, and then tried by a renewal: no request
 //! waits for one that is known to hang.
 
+use crate::parts::BEAT;
 use std::collections::HashMap;
 use std::time::Duration;
 use weir::instant::Instant;
@@ -31,7 +32,6 @@ pub(crate) struct Sharing {
     /// What requests of this worker wait for: cost and number.
     waiting: HashMap<Hold, (Spend, u64)>,
     renewing: Option<Asked>,
-    ticks: bool,
     /// Ticks before this are not its own.
     next: Instant,
     metrics: Metrics,
@@ -66,20 +66,13 @@ impl Sharing {
         let proxy = super::drawn(host, "weir.limit.proxy");
         let (active, waiting) = Default::default();
         let (try_again, next) = Default::default();
-        let (up, renewing, ticks) = (true, None, false);
-        Self { config, proxy, up, try_again, active, waiting, renewing, ticks, next, metrics }
+        let (up, renewing) = (true, None);
+        Self { config, proxy, up, try_again, active, waiting, renewing, next, metrics }
     }
 
-    /// Asks for ticks, once.
-    pub(crate) fn start(&mut self, host: &dyn Host) {
-        if !std::mem::replace(&mut self.ticks, true) {
-            self.resume_ticks(host);
-        }
-    }
-
-    /// Asks for ticks at its own interval again.
+    /// Asks for ticks at its own interval.
     pub(crate) fn resume_ticks(&self, host: &dyn Host) {
-        host.tick_every(self.config.renew());
+        host.tick_every(self.config.renew().min(BEAT));
     }
 
     /// What becomes of a request that needs the scorer while it cannot be asked: it may be counted for by this proxy alone,

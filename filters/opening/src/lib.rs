@@ -9,7 +9,12 @@
 //! in an answer of status 200, and it is the engine's, the answer gets the status that it should have had, and is retried like any of
 //! that status.
 //!
-//! Engines' comments that keep a stream alive count as bytes. What is no stream, or no success, passes as it comes.
+//! Engines' comments that keep a stream alive count as bytes.
+//!
+//! A refusal is held back too, whole, where `pick`'s list goes on into another group of endpoints: if the engine says that the request does
+//! not fit into its context, a header says so to Envoy, which tries the next. Nothing else tells that 400 from the others, which no
+//! other endpoint would answer better; and where there is no other group it passes at once, as the client's fault that it is. The same holds for
+//! engines that say it as the first event of a stream. What is no stream and no refusal passes as it comes.
 //!
 //! It is a module of its own since it costs a callback for each piece of an answer, which `breaker` does not need. Its plugin needs
 //! `allow_on_headers_stop_iteration: true`: without it Envoy would keep the body back as well, for ever.
@@ -18,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use weir::breaker::{Cause, Class, Outcome};
 use weir::invalid::{self, Invalid};
 use weir::response::Reader;
+use weir::wire;
 use weir_host::{Body, Callback, Filter, Host, Of};
 
 weir_host::serve!(Opening);
@@ -34,11 +40,23 @@ pub struct Opening;
 /// One attempt.
 #[derive(Debug, Default)]
 pub struct Stream {
-    held: Option<Reader>,
+    held: Option<Held>,
 }
 
-/// An error fits in there; a longer first piece is none.
+/// What is held back.
+#[derive(Debug)]
+enum Held {
+    /// A stream, until its first bytes.
+    Stream(Reader),
+    /// A refusal, until its end.
+    Refusal(Reader),
+}
+
+/// An error fits in there; a longer first piece is none, nor is a longer refusal read.
 const MOST_BYTES: usize = 16 << 10;
+
+/// Statuses with which engines and APIs say that a request is too long, among other things.
+const REFUSALS: [&str; 3] = ["400", "413", "422"];
 
 impl Filter for Opening {
     const NAME: &'static str = "weir-opening";
@@ -58,27 +76,49 @@ impl Filter for Opening {
         let headers = host.headers(Of::Response);
         let value = |name: &str| headers.get(name).unwrap_or_default();
         let reader = Reader::new(value("content-type"), value("content-encoding"));
-        if !end && value(":status") == "200" && reader.is_stream() {
-            stream.held = Some(reader);
+        let refuses = REFUSALS.contains(&value(":status"));
+        stream.held = match reader.is_stream() {
+            _ if end => None,
+            true if value(":status") == "200" => Some(Held::Stream(reader)),
+            false if refuses && reader.reads() && goes_on(host) => Some(Held::Refusal(reader)),
+            _ => None,
+        };
+        if stream.held.is_some() {
             host.hold_answer();
         }
     }
 
     fn response_body(&mut self, stream: &mut Stream, host: &dyn Host, piece: Body) {
-        let Some(mut reader) = stream.held.take() else { return };
-        if piece.len > MOST_BYTES {
-            return;
-        }
+        let (mut reader, is_stream) = match stream.held.take() {
+            _ if piece.len > MOST_BYTES => return,
+            Some(Held::Stream(reader)) => (reader, true),
+            Some(Held::Refusal(reader)) if piece.end => (reader, false),
+            held => {
+                // What has come so far comes again, with what follows.
+                if held.is_some() {
+                    host.hold_answer();
+                }
+                stream.held = held;
+                return;
+            }
+        };
         reader.feed(&host.body(Of::Response, 0, piece.len));
-        let Some(outcome) = reader.end(false).error.map(|kind| Outcome::of_error(&kind)) else { return };
+        let Some(outcome) = reader.end(!is_stream).error.map(|kind| Outcome::of_error(&kind)) else { return };
         let status = match outcome.cause {
+            Cause::TooLong if goes_on(host) => return host.set_header(Of::Response, wire::TOO_LONG, "1"),
             Cause::Status(status) => status,
             _ => 500,
         };
-        if matches!(outcome.class(), Class::Busy | Class::Failure) {
+        if is_stream && matches!(outcome.class(), Class::Busy | Class::Failure) {
             host.set_header(Of::Response, ":status", &status.to_string());
         }
     }
+}
+
+/// Whether the list goes on into another group of endpoints after this attempt's.
+fn goes_on(host: &dyn Host) -> bool {
+    let last = host.text(&["filter_state", &format!("wasm.{}", wire::SPILLS_TO)]);
+    last.is_some_and(|last| host.text(&["upstream", "address"]).is_some_and(|own| own != last))
 }
 
 #[cfg(test)]
@@ -87,12 +127,59 @@ mod tests {
     use weir_host::fake::{Exchange, Worker, World};
 
     const STREAM: [(&str, &str); 2] = [(":status", "200"), ("content-type", "text/event-stream")];
+    const REFUSAL: [(&str, &str); 2] = [(":status", "400"), ("content-type", "application/json")];
+    const TOO_LONG: &[u8] =
+        br#"{"error":{"message":"This model's maximum context length is 4096 tokens.","type":"BadRequestError","code":400}}"#;
 
     fn begin(headers: &[(&str, &str)]) -> (Worker<Opening>, Exchange<Opening>) {
+        begin_of("", headers)
+    }
+
+    /// An attempt at the first endpoint of a list that goes on into another group, there to end with `last`.
+    fn begin_of(last: &str, headers: &[(&str, &str)]) -> (Worker<Opening>, Exchange<Opening>) {
         let mut worker = Worker::new("");
-        let mut exchange = worker.request(&[], &[], true);
+        let state = [("filter_state.wasm.weir.spills_to", last.as_bytes())];
+        let mut exchange = worker.request(&[], if last.is_empty() { &[] } else { &state }, true);
         worker.response(&mut exchange, "10.0.0.1:1", headers);
         (worker, exchange)
+    }
+
+    #[test]
+    fn a_request_that_is_too_long_here_is_marked_where_another_group_follows() {
+        for cut in [1, 40, TOO_LONG.len() - 1] {
+            let (mut worker, mut exchange) = begin_of("10.0.0.9:1", &REFUSAL);
+            assert!(exchange.see().holds_answer());
+            let (first, rest) = TOO_LONG.split_at(cut);
+            assert_eq!(worker.piece(&mut exchange, first, false), b"");
+            assert!(exchange.see().holds_answer());
+            assert_eq!(worker.piece(&mut exchange, rest, true), TOO_LONG);
+            assert_eq!(exchange.see().answer_header(wire::TOO_LONG), ["1"]);
+            assert_eq!(exchange.see().answer_header(":status"), ["400"]);
+        }
+        let (mut worker, mut exchange) = begin_of("10.0.0.9:1", &STREAM);
+        let event = [b"data: ", TOO_LONG, b"\n\n"].concat();
+        assert_eq!(worker.piece(&mut exchange, &event, false), event);
+        assert_eq!(exchange.see().answer_header(wire::TOO_LONG), ["1"]);
+    }
+
+    #[test]
+    fn a_refusal_passes_at_once_where_nobody_follows_and_unmarked_where_it_is_another() {
+        for last in ["", "10.0.0.1:1"] {
+            let (mut worker, mut exchange) = begin_of(last, &REFUSAL);
+            assert!(!exchange.see().holds_answer(), "{last}");
+            assert_eq!(worker.piece(&mut exchange, TOO_LONG, true), TOO_LONG);
+            assert!(exchange.see().answer_header(wire::TOO_LONG).is_empty());
+        }
+        let other =
+            br#"{"error":{"message":"max_tokens must be at least 1","type":"BadRequestError","code":400}}"#;
+        let (mut worker, mut exchange) = begin_of("10.0.0.9:1", &REFUSAL);
+        assert_eq!(worker.piece(&mut exchange, other, true), other);
+        assert!(exchange.see().answer_header(wire::TOO_LONG).is_empty());
+        // Too long to be one; what is held goes on.
+        let (mut worker, mut exchange) = begin_of("10.0.0.9:1", &REFUSAL);
+        let long = vec![b' '; MOST_BYTES];
+        assert_eq!(worker.piece(&mut exchange, &long, false), b"");
+        assert_eq!(worker.piece(&mut exchange, b"  ", false).len(), MOST_BYTES + 2);
     }
 
     #[test]

@@ -113,9 +113,8 @@ impl Attempts {
         }
         let from = pool.priority(self.order.first()?)?;
         let before = self.order.iter().position(|own| own == address)?.checked_sub(1)?;
-        let outcome = left(host, self.order.get(before)?).unwrap_or(Outcome::failed(Reason::Reset)).write();
-        let cause = outcome.split(' ').next().unwrap_or_default();
-        (from != to).then(|| (from, to, cause.to_owned()))
+        let outcome = left(host, self.order.get(before)?).unwrap_or(Outcome::failed(Reason::Reset));
+        (from != to).then(|| (from, to, outcome.word()))
     }
 }
 

@@ -117,6 +117,13 @@ impl Pick {
         scorers.note_booked(pool, Event::Booked { pool: name, lease: id, endpoint, demand })
     }
 
+    /// The last of a list, where it is of a later group than the first.
+    fn spills_to<'o>(&mut self, lease: &Lease, order: &'o [String]) -> Option<&'o str> {
+        let (_, pool) = self.pools.get(lease.pool).filter(|(_, pool)| pool.spills())?;
+        let (first, last) = (order.first()?, order.last()?);
+        (pool.priority(first) != pool.priority(last)).then_some(last)
+    }
+
     /// An endpoint has been chosen and booked: say so to Envoy, to the log and to the other workers.
     pub(crate) fn booked(
         &mut self,
@@ -142,6 +149,9 @@ impl Pick {
                 host.set_header(Of::Request, wire::ORCA_FORMAT, "JSON");
             }
             choice.order.truncate(pool.budget().left(host.now()).saturating_add(1));
+        }
+        if let Some(last) = self.spills_to(&lease, &choice.order) {
+            host.set_property(wire::SPILLS_TO, last.as_bytes());
         }
         let hedge =
             self.pools.get(lease.pool).and_then(|(_, pool)| pool.hedge_after(lease.id, &choice.order));

@@ -315,6 +315,8 @@ impl Filter for Pick {
         let Some(lease) = stream.lease else { return };
         stream.attempts.answered(host);
         let Some((_, pool)) = self.pools.get(lease.pool).filter(|(_, pool)| pool.spills()) else { return };
+        // It was for Envoy.
+        host.remove_header(Of::Response, wire::TOO_LONG);
         let Some(served) = attempts::served(host) else { return };
         let Some((from, to, reason)) = stream.attempts.spillover(host, pool, &served) else { return };
         if let Some(metrics) = self.metrics.pools.get(lease.pool) {

@@ -64,8 +64,8 @@ impl Scorer {
         let events = self.events.drain(..self.events.len().min(WITH_A_REQUEST)).collect();
         let request = Reserve { events, ..request.clone() };
         let body = request.write(prompt);
-        if self.send(host, wire::RESERVE_PATH, &body).is_none() {
-            self.failed(host, request.events, "no such cluster, or it is empty");
+        if self.send(host, wire::RESERVE_PATH, &body, self.timeout).is_none() {
+            self.tell_again(request.events);
             return None;
         }
         Some(request.events)
@@ -79,14 +79,7 @@ impl Scorer {
         body: &[u8],
         timeout: Duration,
     ) -> Option<u32> {
-        if !self.worth_trying(host.now()) {
-            return None;
-        }
-        let call = host.call(&Call { cluster: &self.cluster, path, body, timeout });
-        if call.is_none() {
-            self.failed(host, Vec::new(), "no such cluster, or it is empty");
-        }
-        call
+        if self.worth_trying(host.now()) { self.send(host, path, body, timeout) } else { None }
     }
 
     /// It answered, and what it says makes no sense.
@@ -94,8 +87,12 @@ impl Scorer {
         self.failed(host, Vec::new(), "what it says makes no sense");
     }
 
-    fn send(&self, host: &dyn Host, path: &str, body: &[u8]) -> Option<u32> {
-        host.call(&Call { cluster: &self.cluster, path, body, timeout: self.timeout })
+    fn send(&mut self, host: &dyn Host, path: &str, body: &[u8], timeout: Duration) -> Option<u32> {
+        let call = host.call(&Call { cluster: &self.cluster, path, body, timeout });
+        if call.is_none() {
+            self.failed(host, Vec::new(), "no such cluster, or it is empty");
+        }
+        call
     }
 
     /// Whether the scorer itself has answered, as one that may be asked; if not, `told` is still to be told.
@@ -162,9 +159,9 @@ impl Scorer {
         }
         let telling: Vec<Event> = self.events.drain(..self.events.len().min(IN_A_REPORT)).collect();
         let body = serde_json::to_vec(&telling).unwrap_or_default();
-        match self.send(host, wire::REPORT_PATH, &body) {
+        match self.send(host, wire::REPORT_PATH, &body, self.timeout) {
             Some(call) => self.telling = Some((call, telling)),
-            None => self.failed(host, telling, "no such cluster, or it is empty"),
+            None => self.tell_again(telling),
         }
     }
 

@@ -1,6 +1,7 @@
 mod active;
 mod deadline;
 mod hedge;
+mod spill;
 
 use super::*;
 use serde_json::json;
@@ -757,7 +758,7 @@ fn a_choice_is_explained_where_that_is_configured() {
         "scores": [{"score": "least_prefill", "weight": 1.0, "value": 1.0}],
     });
     assert_eq!(why["candidates"][0], expected);
-    assert_eq!(why["because"], "it is one of 3 with 1.000, at random");
+    assert_eq!(why["because"], "it is one of 3 with 1.000, in turn or at random");
     // Without it, of a request of which `extract` says that somebody may know.
     let facts = "dialect=chat stream=0 prompt_tokens=16 prompt_units=1 explain=1 model=m";
     let mut worker = Worker::<Pick>::new(CONFIG);

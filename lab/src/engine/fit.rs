@@ -39,6 +39,9 @@ pub struct Fit {
     pub ttft_off: f64,
     /// The same of times per further token.
     pub tpot_off: f64,
+    /// How far the times to the first token of requests of like length are from each other: what is measured beside other
+    /// work differs by as much from itself, and no costs come nearer to it.
+    pub ttft_apart: f64,
 }
 
 /// Fits the costs of an engine that is otherwise `like` this one.
@@ -80,7 +83,26 @@ pub fn fit(points: &[Point], like: &Spec) -> Result<Fit, Invalid> {
     };
     let ttft = points.iter().map(|point| (ttft_us(&spec, point), point.ttft_us));
     let tpot = decoded.iter().map(|([_, context], tpot)| (base + per_context * context, *tpot));
-    Ok(Fit { ttft_off: off(ttft), tpot_off: off(tpot), spec })
+    Ok(Fit { ttft_off: off(ttft), tpot_off: off(tpot), ttft_apart: apart(points, &spec), spec })
+}
+
+/// The mean share by which the time to the first token of a request differs from the median of those next to it in length,
+/// four on either side; each is put to its length by what the engine would take.
+fn apart(points: &[Point], spec: &Spec) -> f64 {
+    const SIDE: usize = 4;
+    let mut ratios: Vec<(f64, f64)> = points
+        .iter()
+        .map(|point| (ttft_us(spec, point), point))
+        .map(|(us, point)| (us, point.ttft_us / us))
+        .collect();
+    ratios.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+    let like = |at: usize| {
+        let near = at.saturating_sub(SIDE)..(at + SIDE + 1).min(ratios.len());
+        let mut others: Vec<f64> = near.filter(|other| *other != at).map(|other| ratios[other].1).collect();
+        others.sort_by(f64::total_cmp);
+        others[others.len() / 2]
+    };
+    off((0..ratios.len()).map(|at| (like(at), ratios[at].1)))
 }
 
 /// What an engine would take for the first token of a request that is alone.
@@ -178,11 +200,19 @@ mod tests {
             point
         };
         let points: Vec<Point> = (0..40).map(point).collect();
-        let Fit { spec, ttft_off, tpot_off } = fit(&points, &like()).unwrap();
+        let Fit { spec, ttft_off, tpot_off, ttft_apart } = fit(&points, &like()).unwrap();
         let near = |found: f64, truth: f64| (found / truth - 1.0).abs() < 0.1;
         assert!(near(spec.prefill_us, 150.0) && near(spec.pair_ns, 20.0), "{spec:?}");
         assert!(near(spec.read_us, 9_000.0) && near(spec.kv_ns, 400.0), "{spec:?}");
         assert!(ttft_off < 0.02 && tpot_off < 0.02, "{ttft_off} {tpot_off}");
+        assert!(ttft_apart < 0.02, "nothing else was going on: {ttft_apart}");
+        let disturbed = |(n, point): (usize, &Point)| Point {
+            ttft_us: point.ttft_us * if n % 2 == 0 { 1.0 } else { 3.0 },
+            ..*point
+        };
+        let noisy: Vec<Point> = points.iter().enumerate().map(disturbed).collect();
+        let Fit { ttft_off, ttft_apart, .. } = fit(&noisy, &like()).unwrap();
+        assert!(ttft_off > 0.3 && (ttft_apart / ttft_off - 1.0).abs() < 0.5, "{ttft_off} {ttft_apart}");
     }
 
     #[test]

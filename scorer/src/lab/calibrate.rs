@@ -45,16 +45,18 @@ pub(super) fn calibrate(options: &Calibrate, say: &dyn Fn(&str)) -> anyhow::Resu
         })
         .collect();
     ensure!(!points.is_empty(), "{}: no request was alone: take a slower rate", options.log.display());
-    let Fit { spec, ttft_off, tpot_off } =
+    let Fit { spec, ttft_off, tpot_off, ttft_apart } =
         fit(&points, &like).with_context(|| options.log.display().to_string())?;
     say(&serde_json::to_string_pretty(&json!({ options.name.as_str(): spec }))?);
     let percent = |share: f64| share * 100.0;
     log::info!(
-        "{} of {} requests were alone; fitted times are off by {:.1} % (TTFT) and {:.1} % (TPOT) in the mean",
+        "{} of {} requests were alone; fitted times are off by {:.1} % (TTFT) and {:.1} % (TPOT) in the mean; \
+         requests of like length differ by {:.1} % among themselves (TTFT)",
         points.len(),
         lines.len(),
         percent(ttft_off),
-        percent(tpot_off)
+        percent(tpot_off),
+        percent(ttft_apart)
     );
     Ok(())
 }

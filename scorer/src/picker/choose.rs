@@ -4,11 +4,11 @@ use super::config::Config;
 use super::hint::Subset;
 use super::lease::Lease;
 use super::message::{self, Headers};
+use super::outcome::{Outcome, Refused};
 use super::room::Room;
 use crate::clock;
-use crate::scorer::{Refused, Scorer};
+use crate::scorer::{self, Scorer};
 use crate::tokens::{Reader, Unread};
-use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingResponse;
 use envoy_types::pb::google::protobuf::Struct;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -67,6 +67,7 @@ impl Picker {
             let name: Arc<str> = spec.name.as_str().into();
             spec.models.iter().map(move |model| (model.clone(), Arc::clone(&name))).collect::<Vec<_>>()
         };
+        scorer.picker().know();
         Self {
             scorer,
             by_model: pools.iter().flat_map(named).collect(),
@@ -83,7 +84,7 @@ impl Picker {
         &self,
         wish: &Wish<'_>,
         headers: &mut Headers,
-    ) -> Result<Option<Chosen>, Box<ProcessingResponse>> {
+    ) -> Result<Option<Chosen>, Box<Refused>> {
         let pool = match (
             self.pool_of(wish.pool, wish.facts),
             wish.facts.and_then(|facts| facts.model.as_deref()),
@@ -91,7 +92,7 @@ impl Picker {
             (Some(pool), _) => pool,
             (None, Some(model)) => {
                 let why = format!("no pool serves the model {model:?}");
-                return Err(Box::new(message::refused(&Refusal::new(wish.dialect, 404, why))));
+                return Err(Refused::of(&Refusal::new(wish.dialect, 404, why), &[]));
             }
             (None, None) => return Ok(None),
         };
@@ -105,10 +106,10 @@ impl Picker {
         };
         let reserved = match reserved {
             Ok(Reserved { shut: Some(shut), .. }) => {
-                return Err(Box::new(self.refuse(&pool, &facts, &shut.into())));
+                return Err(self.refuse(&pool, &facts, &shut.into()));
             }
             Ok(reserved) => reserved,
-            Err(_) => return Err(Box::new(self.refuse(&pool, &facts, &NOBODY))),
+            Err(_) => return Err(self.refuse(&pool, &facts, &NOBODY)),
         };
         let list = reserved.endpoints.join(",");
         headers.set(wire::DESTINATION, &list);
@@ -160,7 +161,7 @@ impl Picker {
         ask: &Reserve,
         tokens: Option<&Result<kv::Tokens, Unread>>,
         subset: Option<&Subset>,
-    ) -> Result<Reserved, Refused> {
+    ) -> Result<Reserved, scorer::Refused> {
         let start = self.scorer.now();
         let reserved = match subset {
             Some(subset) => self.scorer.reserve_for(ask, tokens, Some(&|address| subset.allows(address))),
@@ -174,19 +175,20 @@ impl Picker {
     }
 
     /// No endpoint may be sent to: 429 where all are full or busy, 503 where nobody is there; with llm-d's word for it.
-    fn refuse(&self, pool: &str, facts: &Facts, shut: &Shut) -> ProcessingResponse {
+    fn refuse(&self, pool: &str, facts: &Facts, shut: &Shut) -> Box<Refused> {
         // A prompt that nobody can hold does not fit later either.
         if let Some(most) = self.scorer.too_long(pool, &facts.ask(&[]).demand) {
-            return message::refused(&Refusal::too_long(facts.dialect, facts.prompt_tokens, most));
+            let refusal = Refusal::too_long(facts.dialect, facts.prompt_tokens, most);
+            return Refused::new(Outcome::TooLong, message::refused(&refusal, &[]));
         }
-        let (reason, details) = match shut.status {
-            429 => ("rejected-saturated", "weir_saturated"),
-            _ => ("rejected-no-endpoints", "weir_no_endpoint"),
+        let (outcome, reason, details) = match shut.status {
+            429 => (Outcome::Saturated, "rejected-saturated", "weir_saturated"),
+            _ => (Outcome::NoEndpoints, "rejected-no-endpoints", "weir_no_endpoint"),
         };
         let answer = shut.answer(facts.dialect);
         let more = answer.headers.iter().map(|(name, value)| (*name, value.as_str()));
         let more: Vec<(&str, &str)> = more.chain([(wire::DROPPED_REASON, reason)]).collect();
-        message::immediate(answer.status, &more, answer.body, details)
+        Refused::new(outcome, message::immediate(answer.status, &more, answer.body, details))
     }
 
     /// The tokens of a prompt of this size.

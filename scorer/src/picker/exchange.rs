@@ -7,9 +7,10 @@ use super::answer::Answer;
 use super::choose::{Chosen, Wish};
 use super::held::{Body, Full, Held, Known};
 use super::hint::Subset;
-use super::message::{self, Headers, Whose};
+use super::message::{self, Whose};
 use super::modes::Modes;
 use super::outbox::{Back, Outbox};
+use super::outcome::{Counted, Outcome, Refused};
 use super::room::Share;
 use crate::tokens::Unread;
 use bytes::Bytes;
@@ -23,7 +24,7 @@ use envoy_types::pb::google::protobuf::Struct;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use tonic::Status;
+use tonic::{Code, Status};
 use weir::kv;
 use weir::request::{self, Dialect, Facts, Head, Plan, Reading, Refusal, Size};
 use weir::wire;
@@ -39,6 +40,7 @@ pub(super) struct Exchange {
     modes: Modes,
     phase: Phase,
     answer: Answer,
+    counted: Counted,
     /// A request that waits to be turned into tokens.
     waits: Option<(Pin<Box<Tokens>>, Box<Complete>)>,
 }
@@ -72,6 +74,7 @@ impl Exchange {
     pub(super) fn new(picker: Arc<Picker>, pool: Option<&str>) -> Self {
         Self {
             answer: Answer::new(Arc::clone(&picker)),
+            counted: Counted::new(picker.scorer.picker()),
             picker,
             pool: pool.map(str::to_owned),
             modes: Modes::default(),
@@ -101,16 +104,31 @@ impl Exchange {
 
     /// Refuses a request whose body is awaited.
     fn refuse(&mut self, status: u16, why: String, more: &[(&str, &str)], out: &mut Outbox) {
-        let Phase::Reading(held) = std::mem::replace(&mut self.phase, Phase::Decided) else { return };
-        let body = Refusal::new(held.incoming.dialect, status, why).body();
-        out.push(message::immediate(status, more, body, "weir_request_refused"));
+        let Phase::Reading(held) = &self.phase else { return };
+        let refusal = Refusal::new(held.incoming.dialect, status, why);
+        self.refused(*Refused::of(&refusal, more), out);
+    }
+
+    /// It goes no further.
+    fn refused(&mut self, refused: Refused, out: &mut Outbox) {
+        self.phase = Phase::Decided;
+        self.counted.came_to(refused.outcome);
+        out.push(refused.told);
+    }
+
+    /// Its stream ends with an error.
+    pub(super) fn failed(&mut self, status: &Status) {
+        // What Envoy resets is a request that nobody waits for any more.
+        if status.code() != Code::Cancelled {
+            self.counted.came_to(Outcome::Undecodable);
+        }
     }
 
     /// A message was longer than is taken at all. Where it was to bring a request's body, the client is told.
     pub(super) fn overflowed(&mut self, status: Status, out: &mut Outbox) -> Result<(), Status> {
         let Phase::Reading(held) = &self.phase else { return Err(status) };
-        out.push(message::refused(&request::too_large(held.incoming.dialect, &self.picker.config.request)));
-        self.phase = Phase::Decided;
+        let refusal = request::too_large(held.incoming.dialect, &self.picker.config.request);
+        self.refused(*Refused::of(&refusal, &[]), out);
         Ok(())
     }
 
@@ -155,10 +173,7 @@ impl Exchange {
         }
         let head = Head::new(all.iter().map(|(name, value)| (*name, value.as_ref())), &config.request);
         let dialect = match request::plan(&head, asked.end_of_stream, &config.request) {
-            Plan::Refuse(refusal) => {
-                self.phase = Phase::Decided;
-                return out.push(message::refused(&refusal));
-            }
+            Plan::Refuse(refusal) => return self.refused(*Refused::of(&refusal, &[]), out),
             Plan::Read(incoming) if self.modes.can_wait() => {
                 // With any other mode Envoy waits for the body itself. What the client may not say goes at once: this may be
                 // the last that Envoy hears.
@@ -193,8 +208,8 @@ impl Exchange {
             Phase::Decided => out.unchanged(1),
             Phase::Reading(held) => match held.body.take(piece.body, config.max_body_bytes) {
                 Err(Full::Body) => {
-                    out.push(message::refused(&request::too_large(held.incoming.dialect, config)));
-                    self.phase = Phase::Decided;
+                    let refusal = request::too_large(held.incoming.dialect, config);
+                    self.refused(*Refused::of(&refusal, &[]), out);
                 }
                 Err(Full::Room) => {
                     let why = "too many long bodies are under way; try again, or send a shorter one".into();
@@ -228,7 +243,7 @@ impl Exchange {
         });
         let (mut facts, blocks, size) = match read {
             Ok(read) => read,
-            Err(refusal) => return out.push(message::refused(&refusal)),
+            Err(refusal) => return self.refused(*Refused::of(&refusal, &[]), out),
         };
         let model = facts.base_model.clone().or(facts.model.clone());
         facts.prompt_tokens = self.picker.tokens(model.as_deref(), size);
@@ -258,9 +273,9 @@ impl Exchange {
             hint: hint.as_ref(),
             wanted: wanted.as_ref(),
         };
-        let metadata = match decide(&self.picker, &mut self.answer, &wish, &mut headers) {
-            Ok(metadata) => metadata,
-            Err(refused) => return out.push(*refused),
+        let metadata = match self.picker.choose(&wish, &mut headers) {
+            Ok(chosen) => self.decided(chosen),
+            Err(refused) => return self.refused(*refused, out),
         };
         self.answer.estimated = model.filter(|model| self.picker.wants(model)).map(|model| (model, size));
         match self.modes.request {
@@ -316,25 +331,19 @@ impl Exchange {
             hint: hint.as_ref(),
             wanted: wanted.as_ref(),
         };
-        out.push(match decide(&self.picker, &mut self.answer, &wish, &mut headers) {
-            Ok(metadata) => with(told(headers.of_request()), metadata),
-            Err(refused) => *refused,
-        });
+        match self.picker.choose(&wish, &mut headers) {
+            Ok(chosen) => out.push(with(told(headers.of_request()), self.decided(chosen))),
+            Err(refused) => self.refused(*refused, out),
+        }
     }
-}
 
-/// Chooses; the lease goes to where its end will be seen.
-fn decide(
-    picker: &Picker,
-    answer: &mut Answer,
-    wish: &Wish<'_>,
-    headers: &mut Headers,
-) -> Result<Option<Struct>, Box<ProcessingResponse>> {
-    let chosen = picker.choose(wish, headers)?;
-    Ok(chosen.map(|Chosen { lease, metadata }| {
-        answer.awaits(lease);
-        metadata
-    }))
+    /// It goes on; its lease goes to where its end will be seen.
+    fn decided(&mut self, chosen: Option<Chosen>) -> Option<Struct> {
+        self.counted.came_to(if chosen.is_some() { Outcome::Chosen } else { Outcome::Passed });
+        let Chosen { lease, metadata } = chosen?;
+        self.answer.awaits(lease);
+        Some(metadata)
+    }
 }
 
 fn with(told: ProcessingResponse, dynamic_metadata: Option<Struct>) -> ProcessingResponse {

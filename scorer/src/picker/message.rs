@@ -147,9 +147,9 @@ pub(super) fn immediate(
     }))
 }
 
-/// The same for a request that is refused for what it is.
-pub(super) fn refused(refusal: &Refusal) -> ProcessingResponse {
-    immediate(refusal.status, &[], refusal.body(), "weir_request_refused")
+/// The same for a request that is refused for what it is; `more` headers go with it.
+pub(super) fn refused(refusal: &Refusal, more: &[(&str, &str)]) -> ProcessingResponse {
+    immediate(refusal.status, more, refusal.body(), "weir_request_refused")
 }
 
 /// Dynamic metadata of one string.

@@ -22,12 +22,14 @@ mod lease;
 mod message;
 mod modes;
 mod outbox;
+mod outcome;
 mod room;
 #[cfg(test)]
 mod tests;
 
 pub use choose::Picker;
 pub use config::Config;
+pub(crate) use outcome::Counters;
 
 use crate::scorer::Scorer;
 use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::{
@@ -177,6 +179,7 @@ impl Stream for Dialogue {
                 None => return Poll::Ready(None),
             };
             if let Err(status) = heard {
+                exchange.failed(&status);
                 return Poll::Ready(Some(Err(status)));
             }
         }

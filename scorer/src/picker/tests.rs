@@ -687,6 +687,7 @@ fn bodies_that_never_end_are_stopped_and_leave_room_for_others() {
         assert_eq!(header(refused(told).headers.as_ref(), "retry-after"), Some("1"));
     }
     chosen(&ask(&mut desk.open(), FullDuplexStreamed, None, CHAT)[0]);
+    assert!(counted(&desk).iter().any(|(outcome, _)| outcome == "no_room"));
     drop(open);
     let long = [&CHAT[..CHAT.len() - 1], &[b' '; 190_000], b"}"].concat();
     for _ in 0..5 {
@@ -708,6 +709,64 @@ async fn a_body_that_takes_too_long_is_answered_408() {
     });
     let told = tokio::time::timeout(std::time::Duration::from_secs(60), told).await.unwrap();
     assert_eq!(status(&[told]), 408);
+    assert_eq!(counted(&desk), [("too_slow".to_owned(), 1)]);
+}
+
+/// What the picker of a desk has counted that is not 0.
+fn counted(desk: &Desk) -> Vec<(String, u64)> {
+    let text = desk.scorer.metrics().unwrap();
+    let lines = text.lines().filter_map(|line| line.strip_prefix("weir_picker_requests_total{outcome=\""));
+    let counts = lines.map(|line| line.split_once("\"} ").unwrap());
+    let counts = counts.map(|(outcome, count)| (outcome.to_owned(), count.parse().unwrap()));
+    counts.filter(|(_, count)| *count > 0).collect()
+}
+
+fn streams(desk: &Desk) -> u64 {
+    let text = desk.scorer.metrics().unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("weir_picker_streams "));
+    line.unwrap().parse().unwrap()
+}
+
+#[test]
+fn each_request_counts_once_by_what_became_of_it() {
+    let desk = desk(|config| {
+        config["picker"]["request"] = json!({"max_body_bytes": 4_000});
+        config["pools"][1]["attributes"] =
+            json!({"10.1.0.1:8000": {"max_in_flight": 1, "max_input_tokens": 500}});
+    });
+    assert!(desk.scorer.metrics().unwrap().contains("weir_picker_requests_total{outcome=\"too_large\"} 0"));
+    let to = |model: &str| format!(r#"{{"model":"{model}","messages":[{{"role":"user","content":"hi"}}]}}"#);
+    let long = to("n").replace("hi", &"long ".repeat(700));
+    let gzip = Asked::RequestHeaders(headers(
+        &[(":method", "POST"), (":path", "/v1/chat/completions"), ("content-type", "text/plain")],
+        false,
+    ));
+    let nobody = text("10.9.9.9:1");
+    let mut open = desk.open();
+    ask(&mut open, Buffered, None, to("n").as_bytes());
+    say(&mut open, [Buffered, NoBody], None, answered("200", "application/json", false));
+    for (outcome, told) in [
+        ("saturated", ask(&mut desk.open(), Buffered, None, to("n").as_bytes())),
+        ("no_endpoints", ask(&mut desk.open(), Buffered, Some(&nobody), to("m").as_bytes())),
+        ("unknown_model", ask(&mut desk.open(), Buffered, None, to("zzz").as_bytes())),
+        ("too_long", ask(&mut desk.open(), Buffered, None, long.as_bytes())),
+        ("unreadable", ask(&mut desk.open(), Buffered, None, b"{")),
+        ("too_large", ask(&mut desk.open(), Buffered, None, &[b' '; 5_000])),
+        ("unsupported", say(&mut desk.open(), [Buffered, NoBody], None, gzip)),
+    ] {
+        assert!(counted(&desk).contains(&(outcome.to_owned(), 1)), "{outcome}: {told:?}");
+    }
+    let get = Asked::RequestHeaders(headers(&[(":method", "GET"), (":path", "/v1/models")], true));
+    say(&mut desk.open(), [NoBody, NoBody], None, get);
+    let mut leaves = desk.open();
+    say(&mut leaves, [Buffered, NoBody], None, post(&[]));
+    assert_eq!(streams(&desk), 2);
+    drop((open, leaves));
+    assert_eq!(streams(&desk), 0);
+    let all =
+        ["chosen", "left", "no_endpoints", "passed", "saturated", "too_large", "too_long", "unknown_model"];
+    let all = all.iter().chain(&["unreadable", "unsupported"]);
+    assert_eq!(counted(&desk), all.map(|outcome| ((*outcome).to_owned(), 1)).collect::<Vec<_>>());
 }
 
 #[test]

@@ -6,11 +6,12 @@
 
 use super::replicas::Gauges;
 use super::{PoolLoad, Refused, Scraped, gauges, precise};
-use crate::otel;
+use crate::{otel, picker};
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
     core::Collector,
 };
+use std::sync::Arc;
 use std::time::Duration;
 use weir::pool::Spilled;
 
@@ -43,6 +44,7 @@ pub(super) struct Metrics {
     listeners: IntGauge,
     pub(super) precise: precise::Counters,
     pub(super) replicas: Gauges,
+    pub(super) picker: Arc<picker::Counters>,
     exported: IntCounterVec,
 }
 
@@ -129,6 +131,7 @@ impl Metrics {
         }
         Ok(Self {
             precise: precise::Counters::new(&registry)?,
+            picker: Arc::new(picker::Counters::new(&registry)?),
             registry,
             reservations,
             refused,

@@ -16,9 +16,12 @@
 
 mod active;
 mod book;
+mod choose;
 mod config;
 mod decisions;
+mod endpoints;
 mod gauges;
+mod loads;
 mod metrics;
 mod news;
 mod precise;
@@ -30,9 +33,10 @@ mod store;
 mod watch;
 
 pub use active::probe;
-pub use book::{PoolLoad, Scorer};
+pub use book::Scorer;
 pub use config::Config;
 pub use decisions::Decision;
+pub use loads::PoolLoad;
 pub use precise::Precise;
 pub use replicas::Config as ReplicasConfig;
 pub use routes::Refused;

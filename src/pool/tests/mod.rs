@@ -3,6 +3,7 @@ mod hot;
 use super::*;
 use crate::block;
 use crate::breaker::{Moved, Reason};
+use crate::policy::Signals;
 use serde_json::{Value, json};
 #[cfg(target_arch = "wasm32")]
 use wasm_bindgen_test::wasm_bindgen_test as test;
@@ -455,6 +456,29 @@ fn an_engine_that_started_anew_holds_nothing() {
 }
 
 #[test]
+fn no_more_is_believed_to_be_cached_than_the_engine_has_memory_for() {
+    let mut pool = pool(1);
+    let (address, prompts) = (addresses(1)[0].clone(), [1, 2, 3].map(|of| blocks(of, 40)));
+    let says = |at: u64, kv_tokens| {
+        let report = report(NOW + Duration::from_secs(at), 0, 0.0);
+        Report { signals: Signals { kv_tokens, ..report.signals }, ..report }
+    };
+    let hold = |pool: &mut Pool| prompts.iter().for_each(|prompt| pool.hold(&address, prompt));
+    let held = |pool: &Pool| pool.loads()[0].index_tokens;
+    hold(&mut pool);
+    assert_eq!(held(&pool), 3 * 640);
+    pool.hear(&address, &says(1, Some(1_000)));
+    hold(&mut pool);
+    assert!((600..=1_000).contains(&held(&pool)), "{}", held(&pool));
+    pool.hear(&address, &says(2, None));
+    hold(&mut pool);
+    assert!(held(&pool) <= 1_000, "what it does not say again stays true: {}", held(&pool));
+    pool.hear(&address, &says(3, Some(u64::MAX)));
+    hold(&mut pool);
+    assert_eq!(held(&pool), 3 * 640, "the configured bound holds all the same");
+}
+
+#[test]
 fn an_adapter_goes_where_the_engine_has_it_or_has_room() {
     let mut pool = with(json!("lora_affinity"), 3);
     let all = addresses(3);
@@ -718,7 +742,7 @@ fn what_decided_a_choice_is_said_in_a_few_words() {
         assert!(why.candidates[1..].windows(2).all(|two| two[0].explained.total >= two[1].explained.total));
         why
     };
-    assert_eq!(said(&mut pool, 1, &[]).because, "it is one of 3 with 3.000, at random");
+    assert_eq!(said(&mut pool, 1, &[]).because, "it is one of 3 with 3.000, in turn or at random");
     let prompt = blocks(7, 6);
     pool.hold(&all[1], &prompt);
     pool.hear(&all[1], &report(NOW, 0, 0.5));
@@ -728,5 +752,5 @@ fn what_decided_a_choice_is_said_in_a_few_words() {
     pool.set_endpoints(&all[..1]).unwrap();
     assert_eq!(said(&mut pool, 3, &[]).because, "it is the only one that was left");
     let mut drawn = with(json!("random"), 2);
-    assert_eq!(said(&mut drawn, 1, &[]).because, "it is one of 2 with 1.000, at random");
+    assert_eq!(said(&mut drawn, 1, &[]).because, "it is one of 2 with 1.000, in turn or at random");
 }

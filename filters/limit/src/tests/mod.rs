@@ -32,6 +32,40 @@ fn metric(world: &World, name: &str) -> u64 {
     world.metric(&format!("weir_limit_{name};limit=l"))
 }
 
+/// What the three gauges say.
+fn gauges(world: &World) -> [u64; 3] {
+    ["in_flight", "reserved_tokens", "waiting"].map(|gauge| metric(world, gauge))
+}
+
+fn beats(workers: &mut [Worker<Limit>], world: &World, seconds: u64) {
+    for _ in 0..seconds {
+        world.pass(Duration::from_secs(1));
+        assert!(workers.iter_mut().all(Worker::tick));
+    }
+}
+
+#[test]
+fn a_worker_that_dies_takes_its_part_of_the_gauges_along() {
+    let world = World::new();
+    let mut workers = Vec::from([(); 3].map(|()| Worker::<Limit>::of(&world, CONFIG).unwrap()));
+    let open: Vec<_> = workers.iter_mut().map(|worker| send(worker, &KEY)).collect();
+    assert_eq!(gauges(&world), [3, 300, 0]);
+    let dead = workers.pop();
+    beats(&mut workers, &world, 3);
+    assert_eq!(gauges(&world), [3, 300, 0], "it may be slow");
+    beats(&mut workers, &world, 4);
+    assert_eq!(gauges(&world), [2, 200, 0], "once, whoever sees it first");
+    // It was only slow, and counts again; what ends then is what it had.
+    workers.extend(dead);
+    beats(&mut workers, &world, 2);
+    assert_eq!(gauges(&world), [3, 300, 0]);
+    for (worker, exchange) in workers.iter_mut().zip(open) {
+        worker.finish(exchange);
+    }
+    beats(&mut workers, &world, 10);
+    assert_eq!(gauges(&world), [0, 0, 0]);
+}
+
 #[test]
 fn workers_share_the_count_and_the_client_is_told_how_it_stands() {
     let world = World::new();
