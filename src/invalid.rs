@@ -49,6 +49,12 @@ impl fmt::Display for Invalid {
 
 impl std::error::Error for Invalid {}
 
+/// A number as somebody would write it: `1e300`, and not all of its zeros.
+pub(crate) fn figure(number: f64) -> String {
+    let is_usual = number == 0.0 || (1e-9..1e15).contains(&number.abs());
+    if is_usual { number.to_string() } else { format!("{number:e}") }
+}
+
 /// Reads a configuration from JSON text. Nothing at all reads as `{}`: a plugin without configuration.
 pub fn read<T: DeserializeOwned>(json: &[u8]) -> Result<T, Invalid> {
     let json = if json.trim_ascii().is_empty() { b"{}" } else { json };

@@ -657,8 +657,11 @@ pub fn write_usage(report: &Report, ttft_ms: Option<f64>, tpot_ms: Option<f64>) 
         let _ = write!(line, " input={input} cached={cached} output={output} reasoning={reasoning}");
     }
     // Without the engine's last word, what was delivered counts.
-    if report.status != Status::Complete && report.deltas > 0 {
+    if report.status != Status::Complete && report.streamed {
         let _ = write!(line, " deltas={}", report.deltas);
+        if report.delivered() > report.deltas {
+            let _ = write!(line, " text={}", report.text);
+        }
     }
     if report.unread {
         line += " unread=1";
@@ -687,8 +690,7 @@ pub fn read_times(line: &str) -> (Option<f64>, Option<f64>) {
 
 /// Usage from filter state; the times are left out.
 pub fn read_usage(line: &str) -> Option<Report> {
-    let mut report =
-        Report { usage: None, status: Status::Missing, finish: None, error: None, deltas: 0, unread: false };
+    let mut report = Report::default();
     let mut usage = Usage::default();
     for field in line.split(' ') {
         match field.split_once('=')? {
@@ -697,7 +699,8 @@ pub fn read_usage(line: &str) -> Option<Report> {
             ("cached", n) => usage.cached = n.parse().ok()?,
             ("output", n) => usage.output = n.parse().ok()?,
             ("reasoning", n) => usage.reasoning = n.parse().ok()?,
-            ("deltas", n) => report.deltas = n.parse().ok()?,
+            ("deltas", n) => (report.streamed, report.deltas) = (true, n.parse().ok()?),
+            ("text", n) => report.text = n.parse().ok()?,
             ("unread", "1") => report.unread = true,
             ("finish", word) => report.finish = Some(word.to_owned()),
             ("error", word) => report.error = Some(word.to_owned()),
@@ -719,14 +722,16 @@ mod tests {
     #[test]
     fn usage_survives_the_way() {
         let usage = Some(Usage { input: 9, cached: 4, output: 3, reasoning: 1 });
-        for (usage, status, deltas) in [
-            (usage, Status::Complete, 0),
-            (usage, Status::Partial, 7),
-            (None, Status::Missing, 7),
-            (None, Status::Missing, 0),
+        for (usage, status, streamed, deltas, text) in [
+            (usage, Status::Complete, false, 0, 0),
+            (usage, Status::Partial, true, 7, 0),
+            (None, Status::Missing, true, 7, 29),
+            (None, Status::Missing, true, 0, 0),
+            (None, Status::Missing, false, 0, 0),
         ] {
             let (finish, error) = (Some("stop".into()), Some("e".into()));
-            let report = Report { usage, status, finish, error, deltas, unread: usage.is_none() };
+            let unread = usage.is_none();
+            let report = Report { usage, status, finish, error, streamed, deltas, text, unread };
             let line = write_usage(&report, Some(1.0), None);
             assert_eq!(read_times(&line), (Some(1.0), None));
             assert_eq!(read_usage(&line), Some(report));
@@ -831,14 +836,8 @@ mod tests {
 
     #[test]
     fn an_engines_words_cannot_forge_a_field() {
-        let report = Report {
-            usage: None,
-            status: Status::Missing,
-            finish: Some("stop input=9\n".into()),
-            error: None,
-            deltas: 4,
-            unread: false,
-        };
+        let finish = Some("stop input=9\n".into());
+        let report = Report { finish, streamed: true, deltas: 4, ..Report::default() };
         assert_eq!(
             write_usage(&report, Some(1.5), None),
             "status=missing deltas=4 ttft_ms=1.500 finish=stopinput=9"

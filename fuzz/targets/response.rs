@@ -25,7 +25,9 @@ fn check(report: &Report, whole: bool) {
     assert!(whole || report.status != Status::Complete);
     let line = wire::write_usage(report, Some(0.5), None);
     let fields: Vec<_> = line.split(' ').map(|field| field.split_once('=').expect("key=value").0).collect();
-    let known = ["status", "input", "cached", "output", "reasoning", "deltas", "ttft_ms", "finish", "error"];
+    let known = [
+        "status", "input", "cached", "output", "reasoning", "deltas", "text", "unread", "ttft_ms", "finish", "error",
+    ];
     assert!(fields.iter().all(|field| known.contains(field)), "{line}");
     assert!(fields.iter().enumerate().all(|(at, field)| !fields[..at].contains(field)), "{line}");
     assert!(line.is_ascii() && !line.contains(['\n', '\r', '\0']), "{line}");

@@ -86,7 +86,11 @@ pub fn import(document: &Value, price_list: Option<&Value>) -> Result<Imported, 
     let mut config = json!({"extract": extract, "pick": pools, "scorer": pools});
     let priced: Vec<_> =
         groups.iter().filter_map(|group| Some((group.served.clone(), group.rates?))).collect();
-    if let Some(prices) = prices::prices(&priced) {
+    let prices = prices::prices(&priced).unwrap_or_else(|invalid| {
+        left_out.push(invalid.within("limit.cost.prices"));
+        None
+    });
+    if let Some(prices) = prices {
         let limit = json!({"limits": [], "cost": {"prices": prices}});
         weir_limit::read(limit.to_string().as_bytes())?;
         if let Some(filters) = config.as_object_mut() {

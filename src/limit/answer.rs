@@ -76,7 +76,7 @@ impl Denied {
             headers.push(("retry-after", self.retry_after_s().to_string()));
             if dialect != Dialect::Messages {
                 // OpenAI's clients prefer this one.
-                headers.push(("retry-after-ms", self.wait.as_millis().max(1).to_string()));
+                headers.push(("retry-after-ms", self.wait.as_nanos().div_ceil(1_000_000).max(1).to_string()));
             }
         }
         match self.reason {

@@ -18,7 +18,7 @@
 use super::money::Prices;
 use super::usual::Usual;
 use super::verdict::Hold;
-use crate::invalid::Invalid;
+use crate::invalid::{Invalid, figure};
 use crate::request::Facts;
 use crate::response::{Report, Status, Usage};
 use serde::{Deserialize, Serialize};
@@ -106,7 +106,7 @@ impl TryFrom<f64> for Weight {
     fn try_from(number: f64) -> Result<Self, String> {
         let thousandths = (number * 1e3).round();
         if !(0.0..=1e6).contains(&thousandths) || (thousandths - number * 1e3).abs() > 1e-6 {
-            return Err(format!("{number} is no weight: 0 to 1000, in steps of 0.001"));
+            return Err(format!("{} is no weight: 0 to 1000, in steps of 0.001", figure(number)));
         }
         Ok(Self(thousandths as u32))
     }
@@ -152,6 +152,11 @@ impl Spend {
         }
     }
 
+    /// The larger of both, each by itself.
+    fn or_more(self, other: Self) -> Self {
+        Self { tokens: self.tokens.max(other.tokens), money: self.money.max(other.money) }
+    }
+
     /// Without the other.
     pub fn minus(self, other: Self) -> Self {
         Self {
@@ -170,8 +175,17 @@ pub struct Estimate {
     pub firm: Spend,
     /// What its prompt costs, in thousandths of a token.
     pub prompt: u64,
-    /// Prompt tokens.
-    pub input: u64,
+    /// What is known of its parts.
+    pub expected: Expected,
+}
+
+/// What is known of a request's parts in advance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expected {
+    /// Prompt tokens, estimated.
+    pub input: u32,
+    /// Output tokens that the client allows each answer; 0 where it sets no bound.
+    pub bound: u32,
 }
 
 /// A client's bound of so many times `output_tokens` does not shape an answer: there are clients that always ask for the most.
@@ -190,27 +204,49 @@ pub enum Outcome {
     Used(Usage),
     /// The engine's count, of an answer that the model ended: no bound did.
     Ended(Usage),
-    /// The engine's count so far, of an answer that broke off.
+    /// The engine's count so far, of an answer that broke off. Here and below an input of zero is one that nobody said.
     Cut(Usage),
     /// No count: the prompt, and so many tokens that were delivered.
     Delivered(u64),
+    /// So much was delivered until the client's bound ended it: at least that was written.
+    Filled(Usage),
+    /// So much at the least, and nobody knows how much more.
+    Least(Usage),
     /// No count, and the answer could not be read.
     Unknown,
 }
 
+/// Why engines say that they stopped at the client's bound: OpenAI's word and Anthropic's.
+const FILLED: [&str; 2] = ["length", "max_tokens"];
+
 impl Outcome {
-    /// The outcome of an answer with this report and status. Of a stream that was read what was delivered would have been seen.
-    pub fn of(report: &Report, status: u16, is_stream: bool) -> Self {
+    /// The outcome of an answer with this report and status. Only of a stream that was read as one it is known what was delivered:
+    /// that the client asked for a stream does not make one.
+    pub fn of(report: &Report, status: u16) -> Self {
+        let delivered = report.delivered();
+        let finish = report.finish.as_deref();
+        let is_filled = finish.is_some_and(|finish| FILLED.contains(&finish));
         match report.usage {
-            Some(usage) if report.status == Status::Complete => match report.finish.as_deref() {
+            Some(usage) if report.status == Status::Complete => match finish {
                 Some(finish) if ENDED.contains(&finish) => Self::Ended(usage),
                 _ => Self::Used(usage),
             },
             // Cut off: the engine's last word may be older than the last token.
-            Some(usage) => Self::Cut(Usage { output: usage.output.max(report.deltas), ..usage }),
-            None if report.deltas > 0 && !report.unread => Self::Delivered(report.deltas),
+            Some(usage) => {
+                let usage = Usage { output: usage.output.max(delivered), ..usage };
+                match report.unread {
+                    true => Self::Least(usage),
+                    false if is_filled => Self::Filled(usage),
+                    false => Self::Cut(usage),
+                }
+            }
+            None if delivered > 0 && report.unread => Self::Unknown,
+            None if delivered > 0 && is_filled => {
+                Self::Filled(Usage { output: delivered, ..Usage::default() })
+            }
+            None if delivered > 0 => Self::Delivered(delivered),
             None if status >= 400 || report.error.is_some() => Self::Nothing,
-            None if is_stream && !report.unread => Self::Delivered(0),
+            None if report.streamed && !report.unread => Self::Delivered(0),
             None => Self::Unknown,
         }
     }
@@ -226,11 +262,8 @@ pub struct Cost {
 impl Cost {
     /// Counts cost as configured.
     pub fn new(config: Config) -> Result<Self, Invalid> {
-        if let Some(name) = config.models.keys().find(|name| name.is_empty()) {
-            return Err(Invalid::new(
-                format!("models.{name}"),
-                "empty; name a model, or the beginning of names with `*`",
-            ));
+        for name in config.models.keys() {
+            check_pattern(name).map_err(|invalid| invalid.within(&format!("models.{name}")))?;
         }
         if let Some(prices) = &config.prices {
             prices.check().map_err(|invalid| invalid.within("prices"))?;
@@ -266,7 +299,10 @@ impl Cost {
             cost: self.most(model, input, output),
             firm: self.most(model, input, firm),
             prompt: self.weights(model).most(input, 0),
-            input,
+            expected: Expected {
+                input: facts.prompt_tokens,
+                bound: facts.max_output_tokens.unwrap_or(0) / facts.choices.unwrap_or(1).max(1),
+            },
         }
     }
 
@@ -294,7 +330,7 @@ impl Cost {
     pub(super) fn charge(
         &self,
         model: Option<&str>,
-        input: u64,
+        expected: Expected,
         reserved: Spend,
         outcome: &Outcome,
     ) -> (Spend, bool) {
@@ -302,11 +338,22 @@ impl Cost {
             tokens: self.weights(model).cost(usage),
             money: self.prices().map_or(0, |prices| prices.of(model).cost(usage)),
         };
+        let Expected { input, bound } = expected;
+        let (input, bound) = (u64::from(input), u64::from(bound));
+        let known = |usage: &Usage| match usage.input {
+            0 => Usage { input, ..*usage },
+            _ => *usage,
+        };
         match outcome {
             Outcome::Nothing => (Spend::default(), false),
             Outcome::Used(usage) | Outcome::Ended(usage) => (cost(usage), false),
-            Outcome::Cut(usage) => (cost(usage), true),
+            Outcome::Cut(usage) => (cost(&known(usage)), true),
             Outcome::Delivered(output) => (cost(&Usage { input, output: *output, ..Usage::default() }), true),
+            Outcome::Filled(usage) => {
+                let output = usage.output.max(bound);
+                (cost(&Usage { output, ..known(usage) }), true)
+            }
+            Outcome::Least(usage) => (reserved.or_more(cost(&known(usage))), true),
             Outcome::Unknown => (reserved, true),
         }
     }
@@ -314,6 +361,20 @@ impl Cost {
     /// Learns from [unbounded](Self::unbounded) answers that the model ended, to a client with these counts.
     pub(super) fn learn(&mut self, model: &str, teacher: &[Hold], usage: &Usage, choices: u32) {
         self.usual.learn(model, teacher, usage.output, choices);
+    }
+}
+
+/// Checks a name, or a beginning with `*` behind it. A `*` elsewhere is of no name, and what it is meant for would never be met.
+pub(super) fn check_pattern(pattern: &str) -> Result<(), Invalid> {
+    match pattern.strip_suffix('*').unwrap_or(pattern) {
+        _ if pattern.is_empty() => {
+            Err(Invalid::new("", "empty; a name, or its beginning with `*`, is expected"))
+        }
+        beginning if beginning.contains('*') => Err(Invalid::new(
+            "",
+            format!("{pattern:?} has a `*` that is not its end: only beginnings are matched"),
+        )),
+        _ => Ok(()),
     }
 }
 

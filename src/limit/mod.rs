@@ -43,7 +43,7 @@ pub use answer::Answer;
 pub use calendar::{Calendar, Per, Zone};
 pub use claim::{Claim, Claimed, Claims, Grant, Granted, Grants};
 pub use config::{Config, FailureMode, Limit, Quantity, Queue, Share, When};
-pub use cost::{Config as CostConfig, Cost, Estimate, Outcome, Reserve, Spend, Weight, Weights};
+pub use cost::{Config as CostConfig, Cost, Estimate, Expected, Outcome, Reserve, Spend, Weight, Weights};
 pub use key::{Asked, Identity, Part};
 pub use ledger::Ledger;
 pub use money::{Money, PerMillion, Price, Prices};
@@ -253,8 +253,8 @@ impl Limits {
 
     /// A request is over: charges what it used in place of what was charged in advance.
     pub fn settle(&mut self, store: &dyn Store, ticket: Ticket, outcome: &Outcome, now: Instant) -> Charge {
-        let Ticket { holds, guests, at, reserved, input, model, unbounded } = ticket;
-        let (cost, estimated) = self.cost.charge(model.as_deref(), input, reserved, outcome);
+        let Ticket { holds, guests, at, reserved, expected, model, unbounded } = ticket;
+        let (cost, estimated) = self.cost.charge(model.as_deref(), expected, reserved, outcome);
         for (hold, guest) in holds.iter().zip(&guests) {
             let Some(rule) = self.rules.get(hold.rule) else { continue };
             if rule.max_in_flight.is_some() || cost != reserved && rule.counts_use() {

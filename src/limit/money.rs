@@ -7,8 +7,8 @@
 //! Providers price cached input lower and reasoning as output; each class has a price of its own, and what is left out costs as the
 //! class that it is a part of.
 
-use super::cost::fits;
-use crate::invalid::Invalid;
+use super::cost::{check_pattern, fits};
+use crate::invalid::{Invalid, figure};
 use crate::response::Usage;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -63,7 +63,10 @@ impl TryFrom<f64> for PerMillion {
     fn try_from(number: f64) -> Result<Self, String> {
         let nanos = (number * 1e3).round();
         if !(0.0..=1e9).contains(&nanos) || (nanos - number * 1e3).abs() > 1e-6 * nanos.max(1.0) {
-            return Err(format!("{number} is no price of a million tokens: 0 to 1000000, in steps of 0.001"));
+            return Err(format!(
+                "{} is no price of a million tokens: 0 to 1000000, in steps of 0.001",
+                figure(number)
+            ));
         }
         Ok(Self(nanos as u64))
     }
@@ -93,7 +96,10 @@ impl TryFrom<f64> for Money {
     fn try_from(number: f64) -> Result<Self, String> {
         let micros = (number * 1e6).round();
         if !(1.0..=1e12).contains(&micros) || (micros - number * 1e6).abs() > 1e-6 * micros {
-            return Err(format!("{number} is no amount of money: 0.000001 to 1000000, in steps of 0.000001"));
+            return Err(format!(
+                "{} is no amount of money: 0.000001 to 1000000, in steps of 0.000001",
+                figure(number)
+            ));
         }
         Ok(Self(micros as u64 * 1_000))
     }
@@ -106,10 +112,9 @@ impl Prices {
 
     /// Checks what types cannot say.
     pub(super) fn check(&self) -> Result<(), Invalid> {
-        match self.models.keys().any(String::is_empty) {
-            true => Err(Invalid::new("models.", "empty; name a model, or the beginning of names with `*`")),
-            false => Ok(()),
-        }
+        self.models.keys().try_for_each(|name| {
+            check_pattern(name).map_err(|invalid| invalid.within(&format!("models.{name}")))
+        })
     }
 
     /// The price of a model.
@@ -124,6 +129,11 @@ impl Prices {
 }
 
 impl Price {
+    /// Whether its tokens cost nothing.
+    pub fn is_free(&self) -> bool {
+        self.most(1, 1) == 0
+    }
+
     /// What was used costs, in billionths of the unit.
     pub fn cost(&self, usage: &Usage) -> u64 {
         let cached = usage.cached.min(usage.input);
@@ -189,6 +199,8 @@ mod tests {
         for bad in ["-1", "0.0001", "1e7"] {
             assert!(serde_json::from_str::<PerMillion>(bad).is_err(), "{bad}");
         }
+        let huge = serde_json::from_str::<PerMillion>("1e300").unwrap_err().to_string();
+        assert!(huge.starts_with("1e300 is no price"), "{huge}");
         let money = |text| serde_json::from_str::<Money>(text).unwrap().nanos();
         assert_eq!(
             [money("0.1"), money("19.99"), money("1000000")],

@@ -2,7 +2,7 @@
 
 use super::calendar::{Calendar, Per, Zone};
 use super::config::{Config, Limit, Quantity, When};
-use super::cost::{Spend, TOKEN, fits};
+use super::cost::{Spend, TOKEN, check_pattern, fits};
 use super::key::{Asked, Part};
 use super::money::MONEY;
 use super::window::Span;
@@ -155,6 +155,7 @@ impl Rule {
             }
         }
         for (side, when) in [("when", &limit.when), ("unless", &limit.unless)] {
+            check_patterns(&when.models, &format!("{side}.models"))?;
             for (name, values) in &when.headers {
                 let within = |invalid: Invalid| invalid.within(&format!("{side}.headers.{name}"));
                 check_header(name).map_err(within)?;
@@ -164,6 +165,7 @@ impl Rule {
                         "empty; no request would fit: name the values, or `*`",
                     )));
                 }
+                check_patterns(values, &format!("{side}.headers.{name}"))?;
             }
         }
         let window = |(at, quantity): (usize, &Quantity)| {
@@ -314,6 +316,14 @@ impl Quantity {
         let span = length.span();
         Ok(Window { unit, limit, length, span, quota, soft_percent, demote: self.demote.clone() })
     }
+}
+
+fn check_patterns(patterns: &[String], field: &str) -> Result<(), Invalid> {
+    patterns.iter().enumerate().try_for_each(|(at, pattern)| {
+        // A header may be there and empty.
+        let checked = if pattern.is_empty() { Ok(()) } else { check_pattern(pattern) };
+        checked.map_err(|invalid| invalid.within(&format!("{field}[{at}]")))
+    })
 }
 
 pub(super) fn check_key(parts: &[Part], field: &str) -> Result<(), Invalid> {

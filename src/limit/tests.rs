@@ -327,7 +327,12 @@ fn the_estimate_learns_what_answers_come_to() {
     let config: Config = invalid::read(br#"{"limits":[],"cost":{"reserve":"usual"}}"#).unwrap();
     let mut cost = Cost::new(config.cost).unwrap();
     let tokens = |tokens| Spend { tokens, money: 0 };
-    let first = Estimate { cost: tokens(522_000), firm: tokens(10_000), prompt: 10_000, input: 10 };
+    let first = Estimate {
+        cost: tokens(522_000),
+        firm: tokens(10_000),
+        prompt: 10_000,
+        expected: Expected { input: 10, bound: 0 },
+    };
     let of = |key| [Hold { rule: 0, key }];
     assert_eq!(cost.estimate(&facts(10, None), &of(1)), first);
     for key in (0..200).map(|turn| turn % 2) {
@@ -423,28 +428,56 @@ fn unbounded_requests_at_once_are_bounded_by_the_guess_and_their_debt_keeps_othe
 #[test]
 fn outcomes_follow_the_answer() {
     let report =
-        |usage, status, deltas| Report { usage, status, finish: None, error: None, deltas, unread: false };
+        |usage, status, deltas| Report { usage, status, streamed: true, deltas, ..Report::default() };
     let usage = Usage { input: 5, output: 1, ..Usage::default() };
-    let outcome = |report: &Report, status, plain| Outcome::of(report, status, plain);
     let complete = report(Some(usage), Status::Complete, 9);
-    assert_eq!(outcome(&complete, 200, true), Outcome::Used(usage));
+    assert_eq!(Outcome::of(&complete, 200), Outcome::Used(usage));
     for (finish, outcome_of_it) in [("stop", Outcome::Ended(usage)), ("length", Outcome::Used(usage))] {
         let finished = Report { finish: Some(finish.into()), ..complete.clone() };
-        assert_eq!(outcome(&finished, 200, true), outcome_of_it);
+        assert_eq!(Outcome::of(&finished, 200), outcome_of_it);
     }
     let partial = report(Some(usage), Status::Partial, 9);
-    assert_eq!(outcome(&partial, 200, true), Outcome::Cut(Usage { output: 9, ..usage }));
+    let delivered = Usage { output: 9, ..usage };
+    assert_eq!(Outcome::of(&partial, 200), Outcome::Cut(delivered));
+    assert_eq!(Outcome::of(&Report { unread: true, ..partial }, 200), Outcome::Least(delivered));
     let missing = |deltas| report(None, Status::Missing, deltas);
-    assert_eq!(outcome(&missing(4), 200, true), Outcome::Delivered(4));
-    assert_eq!(outcome(&missing(0), 200, true), Outcome::Delivered(0));
-    assert_eq!(outcome(&missing(0), 200, false), Outcome::Unknown);
+    assert_eq!(Outcome::of(&missing(4), 200), Outcome::Delivered(4));
+    assert_eq!(Outcome::of(&missing(0), 200), Outcome::Delivered(0));
+    let document = Report { streamed: false, ..missing(0) };
+    assert_eq!(Outcome::of(&document, 200), Outcome::Unknown, "whatever the client wished for");
     let unread = |deltas| Report { unread: true, ..missing(deltas) };
-    assert_eq!(outcome(&unread(0), 200, true), Outcome::Unknown);
-    assert_eq!(outcome(&unread(4), 200, true), Outcome::Unknown, "and who knows how much more");
-    assert_eq!(outcome(&unread(0), 503, true), Outcome::Nothing);
-    assert_eq!(outcome(&missing(0), 503, false), Outcome::Nothing);
+    assert_eq!(Outcome::of(&unread(0), 200), Outcome::Unknown);
+    assert_eq!(Outcome::of(&unread(4), 200), Outcome::Unknown, "and who knows how much more");
+    assert_eq!(Outcome::of(&unread(0), 503), Outcome::Nothing);
+    assert_eq!(Outcome::of(&document, 503), Outcome::Nothing);
     let failed = Report { error: Some("overloaded".into()), ..missing(0) };
-    assert_eq!(outcome(&failed, 200, false), Outcome::Nothing);
+    assert_eq!(Outcome::of(&failed, 200), Outcome::Nothing);
+    // Two events, and the text of two hundred tokens.
+    let long = Report { text: 800, ..missing(2) };
+    assert_eq!(Outcome::of(&long, 200), Outcome::Delivered(200));
+    let filled = Report { finish: Some("length".into()), ..long };
+    assert_eq!(Outcome::of(&filled, 200), Outcome::Filled(Usage { output: 200, ..Usage::default() }));
+}
+
+#[test]
+fn where_the_engine_did_not_count_the_charge_is_what_is_known_at_the_least() {
+    let usage = |input, output| Usage { input, output, ..Usage::default() };
+    for (choices, outcome, cost) in [
+        (1, Outcome::Filled(usage(0, 2)), 40 + 60),
+        (1, Outcome::Filled(usage(0, 70)), 40 + 70),
+        (3, Outcome::Filled(usage(30, 2)), 30 + 20),
+        (1, Outcome::Cut(usage(0, 7)), 40 + 7),
+        (1, Outcome::Least(usage(40, 9)), 100),
+        (1, Outcome::Least(usage(40, 90)), 130),
+        (1, Outcome::Delivered(3), 43),
+        (1, Outcome::Unknown, 100),
+    ] {
+        let (mut limits, store) = (limits(MINUTE), Memory::default());
+        let facts = Facts { choices: Some(choices), ..facts(40, Some(60)) };
+        let ticket = admitted(ask(&limits, &store, "k", &facts, secs(0))).ticket;
+        let charge = limits.settle(&store, ticket, &outcome, secs(1));
+        assert_eq!(charge, Charge { cost: cost * 1_000, money: 0, estimated: true }, "{outcome:?}");
+    }
 }
 
 #[test]
@@ -488,6 +521,19 @@ fn a_wrong_configuration_names_the_place() {
             "limits[0].unless.headers.x-a: empty",
         ),
         (format!(r#"{{"name":"a","max_keys":9999999,{window}}}"#), "limits[0].max_keys: "),
+        (
+            format!(r#"{{"name":"a","when":{{"models":["demo","*small"]}},{window}}}"#),
+            "limits[0].when.models[1]: \"*small\" has a `*`",
+        ),
+        (format!(r#"{{"name":"a","unless":{{"models":["a*b"]}},{window}}}"#), "limits[0].unless.models[0]: "),
+        (
+            format!(r#"{{"name":"a","when":{{"headers":{{"x-plan":["*free"]}}}},{window}}}"#),
+            "limits[0].when.headers.x-plan[0]: \"*free\" has a `*`",
+        ),
+        (
+            format!(r#"{{"name":"a","unless":{{"headers":{{"x-plan":["fr**"]}}}},{window}}}"#),
+            "limits[0].unless.headers.x-plan[0]: ",
+        ),
         (format!(r#"{{"name":"a",{window}}},{{"name":"a",{window}}}"#), "limits[1].name: a is"),
     ] {
         assert!(message(&limit).starts_with(begins), "{limit}: {}", message(&limit));
@@ -502,6 +548,18 @@ fn a_wrong_configuration_names_the_place() {
         let config = invalid::read(format!(r#"{{"limits":[],"identity":{identity}}}"#).as_bytes()).unwrap();
         let said = Limits::new(&config, 0).unwrap_err().to_string();
         assert!(said.starts_with(begins), "{identity}: {said}");
+    }
+    for (cost, begins) in [
+        (r#"{"models":{"*small":{}}}"#, "cost.models.*small: "),
+        (r#"{"models":{"":{}}}"#, "cost.models.: empty"),
+        (
+            r#"{"prices":{"other":{"input":1,"output":1},"models":{"a*b":{"input":1,"output":1}}}}"#,
+            "cost.prices.models.a*b: ",
+        ),
+    ] {
+        let config = invalid::read(format!(r#"{{"limits":[],"cost":{cost}}}"#).as_bytes()).unwrap();
+        let said = Limits::new(&config, 0).unwrap_err().to_string();
+        assert!(said.starts_with(begins), "{cost}: {said}");
     }
     let weight =
         invalid::read::<Config>(br#"{"limits":[],"cost":{"models":{"m":{"output":-1}}}}"#).unwrap_err();

@@ -2,7 +2,7 @@
 
 use super::account::{Block, Standing};
 use super::book::Book;
-use super::cost::{Estimate, Spend};
+use super::cost::{Estimate, Expected, Spend};
 use super::money::words;
 use super::rule::{Length, Rule, Unit};
 use super::slots::Guest;
@@ -118,8 +118,7 @@ pub struct Ticket {
     pub(super) guests: Vec<Guest>,
     pub(super) at: Instant,
     pub(super) reserved: Spend,
-    /// Prompt tokens, as estimated.
-    pub(super) input: u64,
+    pub(super) expected: Expected,
     pub(super) model: Option<String>,
     /// How many answers the model may make as long as it likes, if it may.
     pub(super) unbounded: Option<u32>,
@@ -134,8 +133,8 @@ impl Ticket {
         unbounded: Option<u32>,
         at: Instant,
     ) -> Self {
-        let Estimate { cost: reserved, input, .. } = *estimate;
-        Self { holds, guests, at, reserved, input, model: facts.model.clone(), unbounded }
+        let Estimate { cost: reserved, expected, .. } = *estimate;
+        Self { holds, guests, at, reserved, expected, model: facts.model.clone(), unbounded }
     }
 
     /// The limits that hold it, by their places in the configuration.

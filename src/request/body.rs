@@ -3,6 +3,7 @@
 use super::dialect::Dialect;
 use super::segment::{Content, Segment};
 use super::sink::{Count, Inner, Sink, To, next, next_key, skip};
+use super::size::Size;
 use serde::de::{Deserializer, MapAccess, SeqAccess};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
@@ -49,6 +50,8 @@ pub(super) struct Body<'a> {
     reasoning: Option<&'a RawValue>,
     thinking: Option<&'a RawValue>,
     template: Option<&'a RawValue>,
+    /// What else may be part of the prompt.
+    pub unread: Size,
     // Who asks, and what for.
     pub user: Option<Cow<'a, str>>,
     safety_identifier: Option<Cow<'a, str>>,
@@ -217,7 +220,10 @@ impl<'a> Sink<'a> for Body<'a> {
                 "reasoning_effort" => self.reasoning_effort = raw(&mut map)?,
                 "reasoning" => self.reasoning = raw(&mut map)?,
                 "thinking" => self.thinking = raw(&mut map)?,
-                "chat_template_kwargs" => self.template = raw(&mut map)?,
+                "chat_template_kwargs" => {
+                    self.template = raw(&mut map)?;
+                    self.unread.add_unread(&key, self.template.map_or(0, |json| json.get().len()));
+                }
                 "user" => self.user = next(&mut map)?,
                 "safety_identifier" => self.safety_identifier = next(&mut map)?,
                 "metadata" => self.metadata = raw(&mut map)?,
@@ -247,7 +253,7 @@ impl<'a> Sink<'a> for Body<'a> {
                 }
                 field => {
                     other_model |= field.eq_ignore_ascii_case("model");
-                    skip(&mut map)?;
+                    self.unread.add_unread(field, map.next_value::<&RawValue>()?.get().len());
                 }
             }
         }

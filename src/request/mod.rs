@@ -29,6 +29,7 @@ mod refusal;
 mod segment;
 mod sink;
 mod size;
+mod unread;
 
 pub(crate) use caller::word;
 pub use caller::{Caller, Kind, Names};
@@ -138,11 +139,11 @@ impl Incoming {
         };
         let seed = body.seed(model.as_deref());
         let mut facts = Facts::new(self, model, &body, config);
+        let mut size = body.unread;
         let prompt = body.into_prompt(dialect);
         let mut blocks = Blocks::new(&seed, config.unit_bytes(), config.max_blocks);
         let bytes_per_token = config.bytes_per_token.get();
         let mut media = Media::new(config.media_tokens, bytes_per_token);
-        let mut size = Size::default();
         for segment in &prompt {
             segment.feed(&mut blocks, &mut media, &mut size);
         }

@@ -47,6 +47,8 @@ pub(super) fn read<'a>(body: &'a [u8], boundary: &str, dialect: Dialect) -> Resu
             if part.file {
                 let role = name.into();
                 read.turns.push(Segment { role, content: Content::Media(part.bytes) });
+            } else {
+                read.unread.add_unread(name, part.bytes.len());
             }
             continue;
         }

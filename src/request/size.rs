@@ -8,6 +8,9 @@
 //! adds its tokens to the shortest prompt as to the longest, and those of long prompts are the estimates that matter. No
 //! answer counts for more than 4,096 tokens, so that one prompt of odd text, however long, says little of the next.
 //!
+//! A field that is not read here may be text of the prompt to the engine (`documents`, a template of the client's own): its bytes count
+//! as such, in the estimate alone. Nothing is learned of such a prompt, since nobody knows whether the engine counted them.
+//!
 //! Only the estimate is learned. Blocks are cut by the configured `bytes_per_token` for good: a cut that moved would
 //! part every prompt from its beginning, and pools count their matches by shares of the prompt anyway.
 
@@ -20,6 +23,8 @@ pub struct Size {
     pub text: u64,
     /// Tokens that need no estimate by bytes: ids, and what stands for images and sounds.
     pub tokens: u64,
+    /// Bytes of what is not read and may be text.
+    pub unread: u64,
 }
 
 /// Tokens that engines counted, by the bytes they counted them of.
@@ -32,7 +37,8 @@ pub struct Ratio {
 impl Size {
     /// Its tokens, the last one rounded up.
     pub fn tokens(self, ratio: Ratio) -> u32 {
-        let text = u128::from(self.text).saturating_mul(u128::from(ratio.tokens));
+        let text =
+            u128::from(self.text).saturating_add(self.unread.into()).saturating_mul(u128::from(ratio.tokens));
         let text = text.div_ceil(u128::from(ratio.bytes.max(1)));
         u32::try_from(text.saturating_add(u128::from(self.tokens))).unwrap_or(u32::MAX)
     }
@@ -109,7 +115,7 @@ impl Ratios {
         // With less text than a few words, most of what was counted is the template's or an image's.
         const LEAST_BYTES: u64 = 32;
         let Some(tokens) = counted.checked_sub(size.tokens).filter(|tokens| *tokens > 0) else { return };
-        if size.text < LEAST_BYTES {
+        if size.text < LEAST_BYTES || size.unread > 0 {
             return;
         }
         let room = self.models.len() < MOST_MODELS;
@@ -135,7 +141,7 @@ mod tests {
     use wasm_bindgen_test::wasm_bindgen_test as test;
 
     fn text(bytes: u64) -> Size {
-        Size { text: bytes, tokens: 0 }
+        Size { text: bytes, ..Size::default() }
     }
 
     #[test]
@@ -176,13 +182,22 @@ mod tests {
     #[test]
     fn ids_and_images_are_no_text() {
         let mut ratios = Ratios::new(4);
-        let size = Size { text: 400, tokens: 1_000 };
+        let size = Size { text: 400, tokens: 1_000, unread: 0 };
         assert_eq!(size.tokens(ratios.of(None)), 1_100);
         ratios.learn("m", size, 900);
         assert_eq!(size.tokens(ratios.of(Some("m"))), 1_100, "fewer than the images were thought to be");
         (0..60).for_each(|_| ratios.learn("m", size, 1_200));
         let learned = size.tokens(ratios.of(Some("m")));
         assert!((1_190..=1_210).contains(&learned), "{learned}");
+    }
+
+    #[test]
+    fn what_is_not_read_counts_as_text_and_teaches_nothing() {
+        let mut ratios = Ratios::new(4);
+        let size = Size { text: 400, tokens: 0, unread: 40_000 };
+        assert_eq!(size.tokens(ratios.of(Some("m"))), 10_100);
+        (0..60).for_each(|_| ratios.learn("m", size, 100));
+        assert_eq!(size.tokens(ratios.of(Some("m"))), 10_100);
     }
 
     #[test]
@@ -215,9 +230,9 @@ mod tests {
     #[test]
     fn no_size_overflows() {
         let mut ratios = Ratios::new(u32::MAX);
-        let huge = Size { text: u64::MAX, tokens: u64::MAX };
+        let huge = Size { text: u64::MAX, tokens: u64::MAX, unread: u64::MAX };
         assert_eq!(huge.tokens(ratios.of(None)), u32::MAX);
-        ratios.learn("m", Size { text: u64::MAX, tokens: 0 }, u64::MAX);
+        ratios.learn("m", Size { text: u64::MAX, ..Size::default() }, u64::MAX);
         assert_eq!(huge.tokens(ratios.of(Some("m"))), u32::MAX);
         assert_eq!(Size::default().tokens(ratios.of(Some("m"))), 0);
     }

@@ -126,9 +126,17 @@ fn count<'de, D: serde::Deserializer<'de>>(json: D) -> Result<Option<u64>, D::Er
     Ok(count.filter(|count| u32::try_from(*count).is_ok()))
 }
 
+/// A usage, on top of what was known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Counted {
+    pub(super) usage: Usage,
+    /// It says how much was written.
+    pub(super) output_said: bool,
+}
+
 impl Counts {
     /// On top of what was known. `None` where it has no number of tokens: to say `{}`, or seconds of audio, is to say nothing.
-    fn usage(self, known: Option<Usage>) -> Option<Usage> {
+    fn usage(self, known: Option<Usage>) -> Option<Counted> {
         let input_details = self.prompt_tokens_details.or(self.input_tokens_details).unwrap_or_default();
         let output_details =
             self.completion_tokens_details.or(self.output_tokens_details).unwrap_or_default();
@@ -146,18 +154,21 @@ impl Counts {
         }
         let cached = input_details.cached_tokens.or(self.cached_tokens).or(self.cache_read_input_tokens);
         let known = known.unwrap_or_default();
-        Some(Usage {
-            input: input.unwrap_or(known.input),
-            cached: cached.unwrap_or(known.cached),
-            output: output.unwrap_or(known.output),
-            reasoning: output_details.reasoning_tokens.or(self.reasoning_tokens).unwrap_or(known.reasoning),
-        })
+        let total = |known: u64, said: Option<u64>| said.map_or(known, |said| said.max(known));
+        let reasoning = output_details.reasoning_tokens.or(self.reasoning_tokens);
+        let usage = Usage {
+            input: total(known.input, input),
+            cached: total(known.cached, cached),
+            output: total(known.output, output),
+            reasoning: total(known.reasoning, reasoning),
+        };
+        Some(Counted { usage, output_said: output.is_some() })
     }
 }
 
 /// The usage at the end of a document of which the beginning was not kept. The last `"usage"` before a colon is it: within a text its
 /// quotes would be escaped.
-pub(super) fn usage_at_end(tail: &[u8]) -> Option<Usage> {
+pub(super) fn usage_at_end(tail: &[u8]) -> Option<Counted> {
     const KEY: &[u8] = b"\"usage\"";
     let value = memmem::rfind_iter(tail, KEY).find_map(|at| {
         let after = tail.get(at.saturating_add(KEY.len())..)?.trim_ascii_start();
@@ -188,7 +199,7 @@ impl<'a> Event<'a> {
     }
 
     /// The usage in this event, on top of what was known.
-    pub(super) fn usage(&self, known: Option<Usage>) -> Option<Usage> {
+    pub(super) fn usage(&self, known: Option<Usage>) -> Option<Counted> {
         let inner: Option<Event<'_>> = read(self.response).or_else(|| read(self.message));
         let counts: Counts =
             read(self.usage).or_else(|| read(inner?.usage)).or_else(|| read(self.meta_info))?;
@@ -241,6 +252,15 @@ impl<'a> Event<'a> {
             read::<&str>(self.kind),
             Some("message_stop" | "response.completed" | "response.incomplete" | "response.failed")
         )
+    }
+
+    /// Whether it is of a kind that is known here, so that what it does not carry is not there.
+    pub(super) fn is_known(&self) -> bool {
+        const KINDS: [&str; 5] = ["response.", "message_", "content_block_", "ping", "error"];
+        let kind = read::<&str>(self.kind).unwrap_or_default();
+        [self.choices, self.meta_info, self.usage, self.error].iter().any(Option::is_some)
+            || read::<&str>(self.object) == Some("error")
+            || KINDS.iter().any(|known| kind.starts_with(known))
     }
 
     /// Whether this event of a stream carries output: text, reasoning, a tool call.

@@ -5,8 +5,11 @@
 //! carry one token and nothing to know, so an event is parsed only while the first token is awaited, or when it
 //! holds a `usage`, an error or a reason to finish.
 //!
-//! Usage in a stream is a running total: the last one wins, and a later one that leaves a number out keeps the
-//! earlier number (Anthropic sends the input first and the output last).
+//! Usage in a stream is a running total: the largest of each number wins, and a later one that leaves a number out, or says zero, keeps
+//! the earlier number (Anthropic sends the input first and the output last). A usage that is zero throughout is none.
+//!
+//! What was delivered of a stream without usage is known only where it was read: as events, whole, of a kind that is known here.
+//! Of all else [`Report::unread`] or [`Report::streamed`] say that it was not. What the client wished for proves nothing.
 //!
 //! Compressed answers are decoded as they pass (`coded.rs`), as far as that is in proportion. Of those that cannot be the usage is
 //! `missing`, and they are said to be unread: nobody knows what was in them.
@@ -18,14 +21,15 @@ mod coded;
 mod event;
 mod overflow;
 mod sse;
+mod text;
 
 pub use broken::{BROKEN_OFF, closing_event};
 pub use overflow::TOO_LONG;
 
 use crate::request::Coding;
 use coded::Coded;
-use event::{Event, Worth, usage_at_end};
-use sse::Events;
+use event::{Counted, Event, Worth, usage_at_end};
+use sse::{Events, is_field};
 use std::io;
 
 /// Tokens that an answer used. A part that the engine did not name is zero.
@@ -42,13 +46,14 @@ pub struct Usage {
 }
 
 /// How far [`Report::usage`] can be trusted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Status {
     /// The engine's last word.
     Complete,
     /// The engine's word so far; the answer broke off.
     Partial,
     /// The engine said nothing.
+    #[default]
     Missing,
 }
 
@@ -78,7 +83,7 @@ pub enum Progress {
 }
 
 /// What is known of an answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Tokens used, when the engine said so.
     pub usage: Option<Usage>,
@@ -88,17 +93,27 @@ pub struct Report {
     pub finish: Option<String>,
     /// The engine's error, also one inside a 200: its type, or its code; [`TOO_LONG`] where it says that, in whatever words.
     pub error: Option<String>,
-    /// Events of a stream that carried output: what was delivered, when `usage` is missing.
+    /// It was read as a stream of events.
+    pub streamed: bool,
+    /// Events of the stream that carried output.
     pub deltas: u64,
-    /// It was compressed in a way that is not read here, or damaged: there may have been more than is known.
+    /// Bytes of text in them.
+    pub text: u64,
+    /// There may have been more than is known: it was compressed in a way that is not read here, damaged, of a form that is not
+    /// read, or its usage did not say how much was written.
     pub unread: bool,
 }
 
 impl Report {
-    /// Tokens written: the engine's count, or, where it is missing or the answer broke off, what was delivered if that is more:
-    /// a token an event, about. `None` when neither is known.
+    /// Tokens delivered, about: a token an event, or more if so much text came.
+    pub fn delivered(&self) -> u64 {
+        self.deltas.max(self.text.div_ceil(text::BYTES_PER_TOKEN))
+    }
+
+    /// Tokens written: the engine's count, or, where it is missing or the answer broke off, what was delivered if that is more.
+    /// `None` when neither is known.
     pub fn output(&self) -> Option<u64> {
-        let delivered = (self.status != Status::Complete && self.deltas > 0).then_some(self.deltas);
+        let delivered = (self.status != Status::Complete && self.deltas > 0).then(|| self.delivered());
         self.usage.map(|usage| usage.output).max(delivered)
     }
 }
@@ -134,6 +149,8 @@ enum Form {
     /// A document that is too long to be kept: its last bytes.
     Tail(Vec<u8>),
     Sse(Box<Events>),
+    /// Of an unknown kind; its first bytes may tell that it is events all the same.
+    Begins(Vec<u8>),
     #[default]
     Opaque,
 }
@@ -166,7 +183,12 @@ struct Found {
     usage: Option<Usage>,
     finish: Option<String>,
     error: Option<String>,
+    /// A usage said how much was written.
+    counted: bool,
     deltas: u64,
+    text: u64,
+    /// An event is of no kind that is known here.
+    strange: bool,
     /// The stream said that it is over.
     over: bool,
 }
@@ -178,12 +200,22 @@ impl Reader {
 
     /// A reader for an answer with these headers.
     pub fn new(content_type: &str, content_encoding: &str) -> Self {
+        Self::of(content_type, content_encoding, Form::Opaque)
+    }
+
+    /// A reader for an answer with these headers to a request for a stream: it is read as one if it begins like one, even where
+    /// its content type is of no kind that is read.
+    pub fn wished_for_stream(content_type: &str, content_encoding: &str) -> Self {
+        Self::of(content_type, content_encoding, Form::Begins(Vec::new()))
+    }
+
+    fn of(content_type: &str, content_encoding: &str, otherwise: Form) -> Self {
         let form = match media_type(content_type).as_str() {
             "text/event-stream" => Form::Sse(Box::new(Events::new(Self::MOST_BYTES))),
             kind if kind == "application/json" || kind.ends_with("+json") => {
                 Form::Json { body: Vec::new(), most: Self::MOST_BYTES }
             }
-            _ => Form::Opaque,
+            _ => otherwise,
         };
         let plain = Plain { form, found: Found::default(), room: ROOM };
         Self(match Coding::of(content_encoding) {
@@ -243,8 +275,8 @@ impl Reader {
             Bytes::Coded(coded) => {
                 let damaged = coded.is_damaged();
                 let (plain, ended) = coded.end();
-                let unread = damaged || matches!(plain.form, Form::Opaque);
-                Report { unread, ..plain.end(whole && ended) }
+                let report = plain.end(whole && ended);
+                Report { unread: damaged || report.unread, ..report }
             }
             Bytes::Unread => Report { unread: true, ..Plain::default().end(whole) },
         }
@@ -273,6 +305,19 @@ impl Plain {
     fn feed(&mut self, bytes: &[u8]) -> Progress {
         match &mut self.form {
             Form::Opaque => Progress::Nothing,
+            Form::Begins(first) => {
+                first.extend_from_slice(bytes);
+                let begun = first.trim_ascii_start().to_vec();
+                match is_field(&begun) {
+                    Some(true) => {
+                        self.form = Form::Sse(Box::new(Events::new(Reader::MOST_BYTES)));
+                        return self.feed(&begun);
+                    }
+                    Some(false) => self.form = Form::Opaque,
+                    None => *first = begun,
+                }
+                Progress::Nothing
+            }
             Form::Json { body, most } => {
                 body.extend_from_slice(bytes);
                 if body.len() > *most {
@@ -299,15 +344,19 @@ impl Plain {
     fn end(mut self, whole: bool) -> Report {
         let found = &mut self.found;
         let mut complete = whole;
+        let mut streamed = false;
+        let mut unread = false;
         match self.form {
-            Form::Opaque => {}
+            Form::Opaque | Form::Begins(_) => unread = true,
             Form::Json { body, .. } => {
                 if let Some(event) = Event::parse(&body) {
                     found.take(&event);
                 }
             }
-            Form::Tail(tail) => found.usage = usage_at_end(&tail),
+            Form::Tail(tail) => found.note(usage_at_end(&tail)),
             Form::Sse(events) => {
+                streamed = true;
+                unread = events.has_unread() || found.strange && found.deltas == 0;
                 events.end(|data| found.event(data));
                 let ended = found.over || found.finish.is_some() || found.error.is_some();
                 if whole && found.deltas > 0 && !ended {
@@ -318,6 +367,11 @@ impl Plain {
                 complete &= found.deltas == 0 || found.usage.is_none_or(|usage| usage.output > 0);
             }
         }
+        if found.usage.is_some_and(|usage| (usage.input, usage.output) == (0, 0)) {
+            found.usage = None;
+        }
+        complete &= found.counted;
+        unread |= !streamed && found.usage.is_some() && !found.counted;
         let status = match found.usage {
             None => Status::Missing,
             Some(_) if complete => Status::Complete,
@@ -328,8 +382,10 @@ impl Plain {
             status,
             finish: found.finish.take(),
             error: found.error.take(),
+            streamed,
             deltas: found.deltas,
-            unread: false,
+            text: found.text,
+            unread,
         }
     }
 }
@@ -339,20 +395,34 @@ impl Found {
         match Worth::of(data, self.deltas == 0) {
             Worth::Nothing => {}
             Worth::End => self.over = true,
-            Worth::Delta => self.deltas = self.deltas.saturating_add(1),
-            Worth::Parsing => {
-                if let Some(event) = Event::parse(data) {
+            Worth::Delta => self.deliver(data),
+            Worth::Parsing => match Event::parse(data) {
+                Some(event) => {
                     self.take(&event);
-                    self.deltas = self.deltas.saturating_add(u64::from(event.has_output()));
+                    if event.has_output() {
+                        self.deliver(data);
+                    }
+                    self.strange |= !event.is_known();
                 }
-            }
+                None => self.strange = true,
+            },
+        }
+    }
+
+    fn deliver(&mut self, data: &[u8]) {
+        self.deltas = self.deltas.saturating_add(1);
+        self.text = self.text.saturating_add(text::delivered(data));
+    }
+
+    fn note(&mut self, counted: Option<Counted>) {
+        if let Some(Counted { usage, output_said }) = counted {
+            self.usage = Some(usage);
+            self.counted |= output_said;
         }
     }
 
     fn take(&mut self, event: &Event<'_>) {
-        if let Some(usage) = event.usage(self.usage) {
-            self.usage = Some(usage);
-        }
+        self.note(event.usage(self.usage));
         self.finish = event.finish().or(self.finish.take());
         self.error = event.error().or(self.error.take());
         self.over |= event.is_last();

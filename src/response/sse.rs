@@ -21,11 +21,41 @@ pub(super) struct Events {
     most: usize,
     /// The line or event at hand is too long.
     dropped: bool,
+    /// One before it was.
+    lost: bool,
+    /// Lines that are fields of events or comments, and lines that are not.
+    fields: bool,
+    others: bool,
+}
+
+/// Whether a line is a field of an event, or a comment; `None`: more of it must come to tell.
+pub(super) fn is_field(line: &[u8]) -> Option<bool> {
+    const FIELDS: [&[u8]; 5] = [b"data:", b":", b"event:", b"id:", b"retry:"];
+    if FIELDS.iter().any(|field| line.starts_with(field)) {
+        return Some(true);
+    }
+    if FIELDS.iter().any(|field| field.starts_with(line)) { None } else { Some(false) }
 }
 
 impl Events {
     pub(super) fn new(most: usize) -> Self {
-        Self { line: Vec::new(), data: Vec::new(), has_data: false, after_cr: false, most, dropped: false }
+        Self {
+            line: Vec::new(),
+            data: Vec::new(),
+            has_data: false,
+            after_cr: false,
+            most,
+            dropped: false,
+            lost: false,
+            fields: false,
+            others: false,
+        }
+    }
+
+    /// Whether more came than was read: an event that was too long, or nothing at all that looks like one.
+    pub(super) fn has_unread(&self) -> bool {
+        let looks_odd = self.others || is_field(&self.line) == Some(false);
+        self.lost || self.dropped || !self.fields && is_field(&self.line) != Some(true) && looks_odd
     }
 
     /// Takes the next bytes; `event` gets the data of each event that is complete.
@@ -74,7 +104,13 @@ impl Events {
     }
 
     fn take_line(&mut self, line: &[u8], event: &mut impl FnMut(&[u8])) {
+        match is_field(line) {
+            Some(true) => self.fields = true,
+            _ if !line.is_empty() => self.others = true,
+            _ => {}
+        }
         if line.is_empty() {
+            self.lost |= self.dropped;
             if self.has_data && !self.dropped {
                 event(&self.data);
             }

@@ -93,6 +93,100 @@ fn the_first_token_is_output_and_not_an_announcement() {
     assert!(progress.all(|progress| progress == Progress::Nothing));
 }
 
+/// The same to a request for a stream.
+fn wished(content_type: &str, coding: &str, body: &[u8], piece: usize) -> Report {
+    let mut reader = Reader::wished_for_stream(content_type, coding);
+    for bytes in body.chunks(piece) {
+        reader.feed(bytes);
+    }
+    reader.end(true)
+}
+
+#[test]
+fn a_stream_that_was_wished_for_is_read_whatever_its_content_type_says() {
+    let plain = stream(OPENAI);
+    for kind in ["", "text/plain", "application/x-ndjson", "application/octet-stream"] {
+        for piece in [1, 3, 1_000] {
+            assert_eq!(wished(kind, "", OPENAI.as_bytes(), piece), plain, "{kind}, {piece}");
+            assert_eq!(wished(kind, "", format!("\n\n: hi\n{OPENAI}").as_bytes(), piece), plain);
+        }
+        for (coding, bytes) in compressed(OPENAI.as_bytes()) {
+            assert_eq!(wished(kind, coding, &bytes, 5), plain, "{coding}");
+        }
+        assert!(read(kind, OPENAI, 9).unread, "nobody wished for one");
+    }
+    assert_eq!(read("audio/mpeg", "ID3", 1), wished("audio/mpeg", "", b"ID3", 1));
+}
+
+#[test]
+fn what_was_delivered_is_known_only_of_a_stream_that_was_read() {
+    let known = |report: &Report| report.streamed && !report.unread;
+    for (body, is_known) in [
+        ("", true),
+        (": keep-alive\n\n", true),
+        ("data: [DONE]\n\n", true),
+        ("event: ping\ndata: {\"type\":\"ping\"}\n\n", true),
+        ("data: {\"choices\":[{\"delta\":{\"role\":\"assistant\"}}]}\n\n", true),
+        ("dat", true),
+        ("data: {\"choi", true),
+        ("{\"choices\":[{\"message\":{\"content\":\"a document\"}}]}", false),
+        ("\u{1f}\u{8b}\n\u{8}gzip without a label", false),
+        ("hello\n\nworld\n\n", false),
+        ("data: hello\n\ndata: world\n\n", false),
+        ("data: {\"type\":\"speech.audio.delta\",\"audio\":\"UklGRg==\"}\n\n", false),
+    ] {
+        assert_eq!(known(&read(SSE, body, body.len().max(1))), is_known, "{body}");
+    }
+    for (kind, body) in [("application/json", "{\"choices\":[]}"), ("audio/mpeg", "ID3"), ("", "hello")] {
+        assert!(!known(&read(kind, body, 5)) && !known(&wished(kind, "", body.as_bytes(), 5)), "{kind}");
+    }
+    let mut reader = Reader::new(SSE, "");
+    reader.feed(b"data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\ndata: ");
+    for _ in 0..=Reader::MOST_BYTES / 4096 {
+        reader.feed(&[b'x'; 4096]);
+    }
+    reader.feed(b"\n\ndata: [DONE]\n\n");
+    assert!(reader.end(true).unread, "an event was too long");
+}
+
+#[test]
+fn few_events_of_much_text_are_more_than_a_token_each() {
+    let event = |text: &str| format!("data: {{\"choices\":[{{\"delta\":{{\"content\":\"{text}\"}}}}]}}\n\n");
+    let end = "data: [DONE]\n\n";
+    let long = stream(&format!("{}{}{end}", event(&"word ".repeat(40)), event(&"word ".repeat(40))));
+    assert_eq!((long.deltas, long.text, long.output()), (2, 400, Some(100)));
+    let short = stream(&format!("{}{end}", event("a").repeat(30)));
+    assert_eq!(short.output(), Some(30));
+}
+
+#[test]
+fn a_usage_counts_no_less_later_and_zeros_throughout_are_none() {
+    let body = concat!(
+        "data: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":25,\"output_tokens\":1}}}\n\n",
+        "data: {\"type\":\"content_block_delta\",\"delta\":{\"type\":\"text_delta\",\"text\":\"a\"}}\n\n",
+        "data: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"},\"usage\":{\"input_tokens\":0,\"output_tokens\":9}}\n\n",
+        "data: {\"type\":\"message_stop\"}\n\n",
+    );
+    assert_eq!((stream(body).usage, stream(body).status), (usage(25, 0, 9, 0), Status::Complete));
+    let zero = "\"usage\":{\"prompt_tokens\":0,\"completion_tokens\":0,\"total_tokens\":0}";
+    let late = stream(&format!("{OPENAI}data: {{\"choices\":[],{zero}}}\n\n"));
+    assert_eq!(late.usage, usage(9, 4, 2, 0));
+    let document = read("application/json", &format!("{{\"choices\":[],{zero}}}"), 7);
+    assert_eq!((document.usage, document.status), (None, Status::Missing));
+}
+
+#[test]
+fn a_usage_that_does_not_say_what_was_written_is_not_the_whole() {
+    for output in
+        ["", ",\"completion_tokens\":-5", ",\"completion_tokens\":4294967296", ",\"completion_tokens\":1e30"]
+    {
+        let body = format!("{{\"choices\":[],\"usage\":{{\"prompt_tokens\":10{output}}}}}");
+        let report = read("application/json", &body, 7);
+        assert_eq!((report.usage, report.status), (usage(10, 0, 0, 0), Status::Partial), "{output}");
+        assert!(report.unread, "{output}");
+    }
+}
+
 #[test]
 fn a_stream_that_breaks_off_is_partial_or_missing() {
     let body = "data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":1}}\n\n";

@@ -84,6 +84,11 @@ impl Rules {
                     return Err(Invalid::new(place, why));
                 }
                 match pattern.strip_suffix('*') {
+                    prefix if prefix.unwrap_or(pattern).contains('*') => {
+                        let why =
+                            format!("{pattern:?} has a `*` that is not its end: only beginnings are matched");
+                        return Err(Invalid::new(place, why));
+                    }
                     Some(prefix) => made.prefixes.push((prefix.to_owned(), at)),
                     None => drop(made.exact.insert(pattern.clone(), at)),
                 }

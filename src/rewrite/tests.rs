@@ -47,6 +47,7 @@ fn a_wrong_rule_is_refused_with_its_place() {
             rule(r#"{"models":["c","a"],"targets":[]}"#),
             "rules[1].models[1]: \"a\" is matched by rules[0] already",
         ),
+        (rule(r#"{"models":["*c"],"targets":[]}"#), "rules[1].models[0]: \"*c\" has a `*`"),
         (target(""), "rules[1].targets: empty"),
         (target(r#"{"model":"a\tb"}"#), "rules[1].targets[0].model: has the control character U+0009"),
         (target(r#"{"model":"x"},{"model":"x"}"#), "rules[1].targets[1].model: \"x\" is a target"),

@@ -36,8 +36,7 @@ impl Limit {
                         host.set_header(Of::Request, wire::OBJECTIVE, objective);
                     }
                 }
-                let (dialect, streams) = (facts.dialect, facts.stream);
-                stream.held = Some(Held { admitted, dialect, stream: streams, waited_ms });
+                stream.held = Some(Held { admitted, dialect: facts.dialect, waited_ms });
                 Flow::Continue
             }
             Verdict::Waits(wait) => {

@@ -116,8 +116,6 @@ pub struct Stream {
 struct Held {
     admitted: Admitted,
     dialect: Dialect,
-    /// The client asked for a stream.
-    stream: bool,
     /// How long it has stood in line.
     waited_ms: Option<u64>,
 }
@@ -285,7 +283,7 @@ impl Filter for Limit {
             line += &format!(" waited_ms={waited}");
         }
         let priced = self.priced;
-        match reported(host, &held).or_else(|| (!stream.answered).then_some(Outcome::Nothing)) {
+        match reported(host).or_else(|| (!stream.answered).then_some(Outcome::Nothing)) {
             Some(outcome) => {
                 let Charge { cost, money, estimated } = self.settle(host, held, &outcome);
                 line += &format!(" charged={} estimated={}", tokens(cost), u8::from(estimated));
@@ -301,7 +299,7 @@ impl Filter for Limit {
     fn done(&mut self, stream: &mut Stream, host: &dyn Host) {
         let Some(held) = stream.held.take() else { return };
         // Without `meter` all that is known of an answer is its status.
-        let outcome = reported(host, &held).unwrap_or_else(|| match status(host) {
+        let outcome = reported(host).unwrap_or_else(|| match status(host) {
             400.. => Outcome::Nothing,
             _ => Outcome::Unknown,
         });
@@ -380,9 +378,9 @@ fn budget(softened: &Softened) -> String {
 }
 
 /// What came of a request by `meter`'s report, if there is one by now.
-fn reported(host: &dyn Host, held: &Held) -> Option<Outcome> {
+fn reported(host: &dyn Host) -> Option<Outcome> {
     let report = wire::read_usage(&host.text(&[wire::USAGE])?)?;
-    Some(Outcome::of(&report, status(host), held.stream))
+    Some(Outcome::of(&report, status(host)))
 }
 
 /// The status of the answer; 0 when there is none.

@@ -16,6 +16,7 @@
 use serde::{Deserialize, Serialize};
 use weir::instant::Instant;
 use weir::invalid::{self, Invalid};
+use weir::request::Facts;
 use weir::response::{BROKEN_OFF, Progress, Reader, Report, Status, closing_event};
 use weir::wire;
 use weir_host::{Body, Callback, Filter, Host, Kind, Metric, Of};
@@ -100,7 +101,12 @@ impl Filter for Meter {
         let value = |name: &str| headers.get(name).unwrap_or_default();
         stream.status = value(":status").parse().unwrap_or(0);
         stream.may_grow = headers.get(wire::CONTENT_LENGTH).is_none();
-        stream.reader = Some(Reader::new(value("content-type"), value("content-encoding")));
+        let (kind, coding) = (value("content-type"), value("content-encoding"));
+        let reader = Reader::new(kind, coding);
+        stream.reader = Some(match reader.reads() || !facts(host).is_some_and(|facts| facts.stream) {
+            true => reader,
+            false => Reader::wished_for_stream(kind, coding),
+        });
     }
 
     fn response_body(&mut self, stream: &mut Stream, host: &dyn Host, piece: Body) {
@@ -146,8 +152,7 @@ impl Meter {
 
     fn finish(&self, stream: &mut Stream, host: &dyn Host, whole: bool) {
         let Some(reader) = stream.reader.take() else { return };
-        let facts = host.text(&[wire::FACTS]).and_then(|line| wire::read_facts(&line));
-        let Some(facts) = facts else { return };
+        let Some(facts) = facts(host) else { return };
         let is_stream = reader.is_stream();
         let report = reader.end(whole);
         let ttft_ms = stream.first.map(|first| first.since(stream.sent).as_secs_f64() * 1e3);
@@ -163,15 +168,19 @@ impl Meter {
 
 /// Says behind the last `len` bytes, which may be half an event, that the answer is none.
 fn close(host: &dyn Host, len: usize) {
-    let facts = host.text(&[wire::FACTS]).and_then(|line| wire::read_facts(&line));
-    let Some(facts) = facts else { return };
+    let Some(facts) = facts(host) else { return };
     let mut bytes = host.body(Of::Response, 0, len);
     bytes.extend_from_slice(closing_event(facts.dialect).as_bytes());
     host.set_body(Of::Response, len, &bytes);
 }
 
+/// What is known of the request.
+fn facts(host: &dyn Host) -> Option<Facts> {
+    wire::read_facts(&host.text(&[wire::FACTS])?)
+}
+
 fn tpot_ms(stream: &Stream, report: &Report) -> Option<f64> {
-    let output = report.usage.map_or(report.deltas, |usage| usage.output);
+    let output = report.usage.map_or(report.delivered(), |usage| usage.output);
     let further = output.checked_sub(1).filter(|further| *further > 0)?;
     Some(stream.last.since(stream.first?).as_secs_f64() * 1e3 / further as f64)
 }

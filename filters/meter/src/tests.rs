@@ -58,6 +58,26 @@ fn a_json_answer_has_usage_and_no_time_per_token() {
 }
 
 #[test]
+fn a_wish_for_a_stream_makes_none_and_a_stream_by_another_name_is_one() {
+    let plain = [(":status", "200"), ("content-type", "text/plain")];
+    let pieces: [&[u8]; 2] = [
+        b"data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n",
+        b"data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":1}}\n\ndata: [DONE]\n\n",
+    ];
+    let usage = |facts: &[u8], headers: &[(&str, &str)], pieces: &[&[u8]]| {
+        answer(&mut Worker::new(""), facts, headers, pieces, true).state(wire::USAGE).unwrap()
+    };
+    let read = "status=complete input=9 cached=0 output=1 reasoning=0 ttft_ms=10.000";
+    assert_eq!(usage(FACTS, &plain, &pieces), read);
+    let unwished = b"dialect=chat stream=0 prompt_tokens=9 model=m";
+    assert_eq!(usage(unwished, &plain, &pieces), "status=missing unread=1 ttft_ms=10.000");
+    let sound = [(":status", "200"), ("content-type", "audio/mpeg")];
+    assert_eq!(usage(FACTS, &sound, &[b"ID3\x04", b"data: "]), "status=missing unread=1 ttft_ms=10.000");
+    let json = [(":status", "200"), ("content-type", "application/json")];
+    assert_eq!(usage(FACTS, &json, &[b"{\"choices\":[]}"]), "status=missing ttft_ms=10.000");
+}
+
+#[test]
 fn an_answer_that_breaks_off_is_reported_all_the_same() {
     let mut worker = Worker::new("");
     let pieces: [&[u8]; 1] = [b"data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n"];

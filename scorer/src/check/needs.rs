@@ -6,6 +6,7 @@ use super::report::Report;
 use serde::Deserialize;
 use serde_json::Value;
 use weir::invalid::Invalid;
+use weir::limit;
 use weir::policy::{Attributes, Known, Left, Need, Needed, Policy};
 use weir::pool::{self, Spec};
 use weir::signals;
@@ -28,12 +29,29 @@ pub(super) fn check(report: &mut Report) {
         adapters.is_some_and(|adapters| !adapters.is_empty())
     };
     let no_adapters = !extracts.is_empty() && !extracts.iter().any(knows);
+    for (at, limit) in report.of("limit") {
+        report.warnings.extend(free(&limit).into_iter().map(|warning| warning.within(&at)));
+    }
     for (at, value) in [report.of("pick"), report.of(SCORER)].concat() {
         if let Ok(chooser) = serde_json::from_value::<Chooser>(value) {
             let said = chooser.said(no_adapters);
             report.warnings.extend(said.into_iter().map(|warning| warning.within(&at)));
         }
     }
+}
+
+/// Prices of nothing, where money is limited: what costs nothing uses no budget up.
+fn free(limit: &Value) -> Vec<Invalid> {
+    let Ok(config) = serde_json::from_value::<limit::Config>(limit.clone()) else { return Vec::new() };
+    let is_money = |limit: &limit::Limit| limit.windows.iter().any(|window| window.money.is_some());
+    let (Some(prices), true) = (&config.cost.prices, config.limits.iter().any(is_money)) else {
+        return Vec::new();
+    };
+    let others = [("other".to_owned(), &prices.other)].into_iter();
+    let models = prices.models.iter().map(|(name, price)| (format!("models.{name}"), price));
+    let free = others.chain(models).filter(|(_, price)| price.is_free());
+    let why = "costs nothing: no budget keeps such requests out";
+    free.map(|(at, _)| Invalid::new(format!("cost.prices.{at}"), why)).collect()
 }
 
 impl Chooser {
@@ -288,6 +306,24 @@ mod tests {
         let turns = "choose: {policy: weighted_round_robin}";
         one(turns, "", "pools[0].attributes: weighted_round_robin goes by weights");
         none(turns, "'10.0.0.1:1': {weight: 3}");
+    }
+
+    #[test]
+    fn a_budget_that_costs_nothing_is_said() {
+        let said = |window: &str, price: &str| {
+            let text = format!(
+                r#"{{"limits":[{{"name":"b","windows":[{{{window},"per_s":60}}]}}],"cost":{{"prices":{{"other":{price}}}}}}}"#
+            );
+            super::free(&serde_json::from_str(&text).unwrap())
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+        };
+        let nothing = r#"{"input":0,"output":0}"#;
+        let warned = said(r#""money":5"#, nothing);
+        assert!(warned.len() == 1 && warned[0].starts_with("cost.prices.other: costs nothing"), "{warned:?}");
+        assert_eq!(said(r#""tokens":5"#, nothing), [""; 0]);
+        assert_eq!(said(r#""money":5"#, r#"{"input":0.1,"output":0}"#), [""; 0]);
     }
 
     #[test]

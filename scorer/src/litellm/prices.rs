@@ -11,7 +11,10 @@
 //! lets through more than it says, and named. Every other price (of a cache's writes, of long contexts, of batches, of pictures,
 //! sounds and searches) has no class here, and is named.
 //!
-//! `other`, what models without a price cost, is the dearest of each class that was read: what nobody has priced must not be free.
+//! A model of which a price is no price (negative, or above a dollar a token) is left out, and named: it costs what `other` does.
+//!
+//! `other`, what models without a price cost, is the dearest of each class that was read, and where a class costs nothing in all of them
+//! the dearest of any: what nobody has priced must not be free. If nothing that was read costs anything, that is an error.
 
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -38,9 +41,10 @@ pub(super) fn is_carried(key: &str) -> bool {
 }
 
 impl Rates {
-    /// The prices among a model's settings, at this place; `None`: it has none per token.
+    /// The prices among a model's settings, at this place; `None`: it has none per token, or one that is no price.
     pub(super) fn read(settings: &Map<String, Value>, at: &str, left_out: &mut Vec<Invalid>) -> Option<Self> {
         let mut rates = Self::default();
+        let mut is_wrong = false;
         for (rate, (theirs, _)) in rates.0.iter_mut().zip(CLASSES) {
             let Some(value) = settings.get(theirs).filter(|value| !value.is_null()) else { continue };
             match nanos(value) {
@@ -53,10 +57,13 @@ impl Rates {
                         left_out.push(Invalid::new(format!("{at}.{theirs}"), why));
                     }
                 }
-                Err(why) => left_out.push(Invalid::new(format!("{at}.{theirs}"), why)),
+                Err(why) => {
+                    is_wrong = true;
+                    left_out.push(Invalid::new(format!("{at}.{theirs}"), why));
+                }
             }
         }
-        if rates == Self::default() {
+        if is_wrong || rates == Self::default() {
             return None;
         }
         for class in [INPUT, OUTPUT] {
@@ -97,9 +104,17 @@ impl Rates {
 }
 
 /// `cost.prices` of these models; `None`: of none.
-pub(super) fn prices(models: &[(String, Rates)]) -> Option<Value> {
-    let [input, _, output, reasoning] =
-        models.iter().fold(Rates::default(), |dearest, (_, rates)| dearest.dearer(*rates).0).0;
+pub(super) fn prices(models: &[(String, Rates)]) -> Result<Option<Value>, Invalid> {
+    if models.is_empty() {
+        return Ok(None);
+    }
+    let dearest = models.iter().fold(Rates::default(), |dearest, (_, rates)| dearest.dearer(*rates).0).0;
+    let any = dearest.into_iter().flatten().max().unwrap_or(0);
+    if any == 0 {
+        let why = "every model that was read costs nothing, and so would all that nobody has priced; name one that has a price";
+        return Err(Invalid::new("other", why));
+    }
+    let [input, _, output, reasoning] = dearest.map(|price| price.filter(|price| *price > 0).or(Some(any)));
     // Where nothing is known a cache is no rebate.
     let other = Rates([input, None, output, reasoning.filter(|_| reasoning != output)]);
     let mut by_name: BTreeMap<&str, Rates> = BTreeMap::new();
@@ -110,7 +125,7 @@ pub(super) fn prices(models: &[(String, Rates)]) -> Option<Value> {
     }
     let by_name: Map<String, Value> =
         by_name.into_iter().map(|(name, rates)| (name.to_owned(), rates.json())).collect();
-    (!by_name.is_empty()).then(|| json!({"currency": "USD", "other": other.json(), "models": by_name}))
+    Ok(Some(json!({"currency": "USD", "other": other.json(), "models": by_name})))
 }
 
 /// What this model costs by LiteLLM's price list: under the name that was given, or without the provider before it.
@@ -139,18 +154,26 @@ pub fn import(list: &Value, wanted: &[String]) -> Result<(Value, Vec<Invalid>), 
                 left_out.push(Invalid::new(key, "has no price per token; it is left out"));
                 continue;
             };
+            let own = own.unwrap_or(key);
+            if own.trim_end_matches('*').contains('*') {
+                left_out.push(Invalid::new(
+                    key,
+                    "is no name of a model, nor the beginning of one; it is left out",
+                ));
+                continue;
+            }
             let is_other = |setting: &&String| setting.contains("cost") && !is_carried(setting);
             let others = settings.iter().filter(|(setting, value)| is_other(setting) && !is_nothing(value));
             left_out.extend(
                 others.map(|(setting, _)| Invalid::new(format!("{key}.{setting}"), "not carried over")),
             );
-            models.push((own.unwrap_or(key).to_owned(), rates));
+            models.push((own.to_owned(), rates));
         }
         if models.len() == before {
             return Err(Invalid::new(name, "no model of the list with a price per token has this name"));
         }
     }
-    let prices = prices(&models).ok_or_else(|| Invalid::new("", "no model was named"))?;
+    let prices = prices(&models)?.ok_or_else(|| Invalid::new("", "no model was named"))?;
     let cost = json!({"prices": prices});
     weir_limit::read(json!({"limits": [], "cost": cost}).to_string().as_bytes())?;
     Ok((cost, left_out))
@@ -231,18 +254,43 @@ mod tests {
     }
 
     #[test]
+    fn what_nobody_has_priced_is_never_free() {
+        let of = |list: Value, wanted: &[&str]| {
+            let wanted: Vec<String> = wanted.iter().map(ToString::to_string).collect();
+            import(&list, &wanted)
+                .map(|(cost, _)| cost["prices"].clone())
+                .map_err(|invalid| invalid.to_string())
+        };
+        let free = json!({"input_cost_per_token": 0.0, "output_cost_per_token": 0.0});
+        let list = json!({"free": free, "negative": {"input_cost_per_token": -1e-6, "output_cost_per_token": 1e-6},
+            "million": {"input_cost_per_token": 5, "output_cost_per_token": 15}, "good": {"input_cost_per_token": 1e-6, "output_cost_per_token": 2e-6}});
+        assert!(of(list.clone(), &["free"]).unwrap_err().starts_with("other: every model"));
+        for wrong in ["negative", "million"] {
+            assert!(
+                of(list.clone(), &[wrong]).unwrap_err().starts_with(&format!("{wrong}: no model")),
+                "{wrong}"
+            );
+        }
+        let prices = of(list, &["*"]).unwrap();
+        assert_eq!(prices["models"].as_object().unwrap().keys().collect::<Vec<_>>(), ["free", "good"]);
+        assert_eq!(prices["other"], json!({"input": 1.0, "output": 2.0}));
+        let embeds = json!({"e": {"input_cost_per_token": 2e-8, "output_cost_per_token": 0.0}});
+        assert_eq!(of(embeds, &["e"]).unwrap()["other"], json!({"input": 0.02, "output": 0.02}));
+    }
+
+    #[test]
     fn texts_are_numbers_and_nonsense_is_named() {
         let settings = |value: Value| {
             let mut left_out = Vec::new();
             let settings = json!({"input_cost_per_token": value, "output_cost_per_token": 1e-9});
-            let rates = Rates::read(settings.as_object().unwrap(), "m", &mut left_out).unwrap();
-            (rates.0[INPUT], left_out.len())
+            let rates = Rates::read(settings.as_object().unwrap(), "m", &mut left_out);
+            (rates.map(|rates| rates.0[INPUT]), left_out.len())
         };
-        assert_eq!(settings(json!("0.0000025")), (Some(2_500), 0));
-        assert_eq!(settings(serde_json::from_str("1.1999999999999999e-06").unwrap()), (Some(1_200), 0));
-        assert_eq!(settings(json!(1e-13)), (Some(1), 1));
+        assert_eq!(settings(json!("0.0000025")), (Some(Some(2_500)), 0));
+        assert_eq!(settings(serde_json::from_str("1.1999999999999999e-06").unwrap()), (Some(Some(1_200)), 0));
+        assert_eq!(settings(json!(1e-13)), (Some(Some(1)), 1));
         for bad in [json!(-1e-6), json!(2), json!("dear"), json!([])] {
-            assert_eq!(settings(bad.clone()), (Some(0), 2), "{bad}");
+            assert_eq!(settings(bad.clone()), (None, 1), "{bad}");
         }
     }
 }

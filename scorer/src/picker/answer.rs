@@ -160,7 +160,7 @@ impl Answer {
     }
 
     fn tpot_ms(&self, report: &Report) -> Option<f64> {
-        let output = report.usage.map_or(report.deltas, |usage| usage.output);
+        let output = report.usage.map_or(report.delivered(), |usage| usage.output);
         let further = output.checked_sub(1).filter(|further| *further > 0)?;
         Some(self.last.since(self.first?).as_secs_f64() * 1e3 / further as f64)
     }

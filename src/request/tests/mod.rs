@@ -120,7 +120,38 @@ fn token_ids_need_no_estimate() {
     let body = format!(r#"{{"model":"m","prompt":[{}1]}}"#, "7,".repeat(99));
     let config = Config { bytes_per_token: 2.try_into().unwrap(), ..Config::default() };
     let reading = read(Dialect::Completions, body.as_bytes(), &config).unwrap();
-    assert_eq!((reading.facts.prompt_tokens, reading.size), (100, Size { text: 0, tokens: 100 }));
+    assert_eq!((reading.facts.prompt_tokens, reading.size), (100, Size { tokens: 100, ..Size::default() }));
+}
+
+#[test]
+fn fields_that_are_not_read_count_where_they_may_be_text_of_the_prompt() {
+    let long = "x".repeat(4_000);
+    let size = |more: &str| {
+        let body = format!(r#"{{"model":"m","messages":[{{"role":"user","content":"hi"}}]{more}}}"#);
+        let reading = read(Dialect::Chat, body.as_bytes(), &Config::default()).unwrap();
+        (reading.facts.prompt_tokens, reading.blocks.len(), reading.size.unread)
+    };
+    let (tokens, blocks, _) = size("");
+    for field in [
+        format!(r#","documents":[{{"text":"{long}"}}]"#),
+        format!(r#","chat_template":"{long}""#),
+        format!(r#","chat_template_kwargs":{{"notes":"{long}"}}"#),
+        format!(r#","functions":[{{"name":"{long}"}}]"#),
+        format!(r#","what nobody knows":{{"a":"{long}"}}"#),
+    ] {
+        let (counted, known, unread) = size(&field);
+        assert!((tokens + 1_000..tokens + 1_020).contains(&counted), "{counted}: {}", &field[..20]);
+        assert!(known == blocks && unread >= 4_000, "the blocks are of what is read");
+    }
+    for (field, more) in [
+        (r#","temperature":0.7,"seed":7,"response_format":{"type":"json_object"}"#.to_owned(), 0),
+        (r#","chat_template_kwargs":{"enable_thinking":false}"#.to_owned(), 0),
+        (format!(r#","logit_bias":{{"{long}":1}}"#), 0),
+        (format!(r#","guided_json":{{"{long}":1}}"#), 0),
+        (format!(r#","prompt_embeds":"{long}""#), 4),
+    ] {
+        assert_eq!(size(&field).0, tokens + more, "{}", &field[..20]);
+    }
 }
 
 #[test]

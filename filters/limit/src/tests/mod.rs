@@ -108,7 +108,12 @@ fn what_is_charged_follows_how_the_answer_ended() {
         (SSE, complete, 49),
         (SSE, "status=partial input=40 cached=0 output=1 reasoning=0 deltas=8", 48),
         (SSE, "status=missing deltas=7", 47),
-        (SSE, "status=missing", 40),
+        (SSE, "status=missing deltas=2 text=80", 60),
+        (SSE, "status=missing deltas=2 finish=length", 100),
+        (SSE, "status=missing deltas=0", 40),
+        // The client asked for a stream, and it is a document.
+        (json("200"), "status=missing", 100),
+        (SSE, "status=missing", 100),
         (json("200"), complete, 49),
         (json("503"), "status=missing", 0),
         (json("400"), "status=missing error=invalid", 0),
