@@ -207,12 +207,12 @@ mod tests {
         assert!(ttft_off < 0.02 && tpot_off < 0.02, "{ttft_off} {tpot_off}");
         assert!(ttft_apart < 0.02, "nothing else was going on: {ttft_apart}");
         let disturbed = |(n, point): (usize, &Point)| Point {
-            ttft_us: point.ttft_us * if n % 2 == 0 { 1.0 } else { 3.0 },
+            ttft_us: point.ttft_us * if n % 3 == 0 { 3.0 } else { 1.0 },
             ..*point
         };
         let noisy: Vec<Point> = points.iter().enumerate().map(disturbed).collect();
         let Fit { ttft_off, ttft_apart, .. } = fit(&noisy, &like()).unwrap();
-        assert!(ttft_off > 0.3 && (ttft_apart / ttft_off - 1.0).abs() < 0.5, "{ttft_off} {ttft_apart}");
+        assert!(ttft_off > 0.15 && ttft_apart > 0.15, "one in three was disturbed: {ttft_off} {ttft_apart}");
     }
 
     #[test]
