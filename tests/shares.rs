@@ -143,8 +143,9 @@ async fn of_two_hundred_at_once_through_two_gateways_ten_are_admitted_and_charge
         let engine = Config { decode_ms: 30.0, ..Config::default() };
         let gateways = two(&limit(600, json!({})), chain, engine).await;
         let (admitted, refused) = burst(&gateways, KEY, 200).await;
-        // What one gateway is granted and does not use the other one lacks; how much that is depends on who asks when.
-        assert!((1..=10).contains(&admitted), "chain {chain}: {admitted}");
+        // What one gateway is granted and does not use the other one lacks; how much that is depends on who asks when. As long as
+        // somebody waits it is given to those, so it is less than half.
+        assert!((5..=10).contains(&admitted), "chain {chain}: {admitted}");
         for answer in refused {
             assert!(is_refused(&answer));
             assert!(answer.headers().contains_key("retry-after"));

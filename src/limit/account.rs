@@ -11,7 +11,7 @@
 //! Where several proxies share the limits, an account also has what this proxy may use of them (`allowance.rs`).
 
 use super::allowance::{Allowance, View};
-use super::claim::{Claim, Grant};
+use super::claim::{Claim, Grant, LONG_MS};
 use super::cost::Spend;
 use super::rule::{Rule, Unit, Window};
 use super::slots::{Guest, Joined, Slots};
@@ -170,6 +170,7 @@ impl Account {
                 Unit::Money => need.cost.money,
                 Unit::Requests => need.requests,
             },
+            long: window.span.millis(now) > LONG_MS,
             lines: false,
         });
         let in_flight = rule.max_in_flight.map(|most| View {
@@ -178,6 +179,7 @@ impl Account {
             used: self.slots.taken(waiter),
             reset: reset(rule.lease, self.slots.newest()),
             need: need.requests,
+            long: rule.lease.millis(now) > LONG_MS,
             lines: rule.queue.is_some(),
         });
         windows.chain(in_flight).collect()

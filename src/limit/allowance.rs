@@ -7,6 +7,8 @@
 //! wanted = used + what waiting requests cost + spare,   spare = min(admitted since the last two askings, limit / 16)
 //! ```
 //!
+//! of a window longer than an hour `limit / 512`: what a proxy that dies has spare is lost to the window.
+//!
 //! A key that is busy far below its limit is granted ahead of its requests, and none of them waits for a call. A key that
 //! is idle, whose limit is small beside what a request costs, or of which another proxy wants more, has no spare:
 //! then a request that does not fit waits for one call, and all that is left of the limit can be used by whoever asks.
@@ -63,14 +65,23 @@ pub(super) struct View {
     pub(super) reset: Duration,
     /// What waits to be admitted.
     pub(super) need: u64,
+    /// What counts in it counts for longer than an hour.
+    pub(super) long: bool,
     /// Those who wait for it stand in line. So what is given back goes to others, and not to the next one here.
     pub(super) lines: bool,
+}
+
+impl View {
+    /// The most that is held ahead of requests.
+    fn most_spare(&self) -> u64 {
+        self.limit / if self.long { 512 } else { 16 }
+    }
 }
 
 impl Part {
     fn want(&self, view: &View, sought: bool) -> u64 {
         let [last, before] = self.admitted;
-        let spare = if sought { 0 } else { last.saturating_add(before).min(view.limit / 16) };
+        let spare = if sought { 0 } else { last.saturating_add(before).min(view.most_spare()) };
         let want = view.used.saturating_add(view.need).saturating_add(spare).min(view.limit);
         if view.lines && self.fair > 0 { want.min(self.fair.max(view.used)) } else { want }
     }
@@ -132,7 +143,7 @@ impl Allowance {
         }
         let low = parts().any(|(part, amount, view)| amount < part.want(view, self.sought));
         let idle = parts().any(|(part, amount, view)| {
-            let slack = if self.sought { 0 } else { view.limit / 32 };
+            let slack = if self.sought { 0 } else { view.most_spare() / 2 };
             amount > part.want(view, self.sought).max(view.used).saturating_add(slack)
         });
         Some(idle || low && now >= self.vain_until || now.since(self.asked) >= lease / 3)

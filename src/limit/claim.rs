@@ -6,6 +6,9 @@
 
 use serde::{Deserialize, Serialize};
 
+/// A window is long from this length on, exclusive: what is lost to it is lost for long.
+pub(super) const LONG_MS: u64 = 3_600_000;
+
 /// What a proxy says of the keys that it counts.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]

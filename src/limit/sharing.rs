@@ -229,13 +229,18 @@ impl World {
         let within = |entry: &&Entry| self.now.since(entry.at) < Duration::from_secs(SECS);
         let recent: Vec<&Entry> = self.log.iter().rev().take_while(within).collect();
         let tokens: u64 = recent.iter().map(|entry| entry.cost).sum();
-        if !self.config.limits[0].windows.is_empty() {
+        let windows = &self.config.limits[0].windows;
+        if windows.iter().any(|window| window.total) {
+            assert!(self.admitted() <= BUDGET, "{} tokens of a budget", self.admitted());
+            return;
+        }
+        if !windows.is_empty() {
             assert!(tokens <= TOKENS, "{tokens} tokens in a window");
             assert!(recent.len() <= REQUESTS, "{} requests in a window", recent.len());
         }
         let at_once: usize = self.proxies.iter().map(|proxy| proxy.open.len()).sum();
         assert!(at_once <= AT_ONCE, "{at_once} at once");
-        if self.config.limits[0].windows.iter().any(|window| window.per.is_some()) {
+        if windows.iter().any(|window| window.per.is_some()) {
             let begun = |entry: &&Entry| (entry.at < END_OF_HOUR) == (self.now < END_OF_HOUR);
             let tokens: u64 = self.log.iter().filter(begun).map(|entry| entry.cost).sum();
             assert!(tokens <= PER_HOUR, "{tokens} tokens in an hour");
@@ -371,6 +376,102 @@ fn no_hour_of_the_calendar_is_exceeded_while_messages_are_lost_and_proxies_die()
     }
 }
 
+/// Of a budget without an end, and of one that ends with the month, which these tests do not reach.
+const BUDGET: u64 = 30_000;
+
+fn budget(tokens: u64) -> Config {
+    let mut config = config();
+    let limit = &mut config.limits[0];
+    limit.max_in_flight = None;
+    limit.windows = ["\"total\": true", "\"per\": \"month\""]
+        .map(|span| invalid::read(format!("{{\"tokens\": {tokens}, {span}}}").as_bytes()).unwrap())
+        .into();
+    config
+}
+
+#[test]
+fn a_budget_is_never_exceeded_and_can_be_used_up_though_proxies_start_anew_all_the_time() {
+    // Drained first, or with answers to come; and how much of it may be lost, in percent.
+    for (seed, (lives, drained, lost)) in
+        [(10, true, 1), (20, false, 4)].into_iter().cycle().take(6).enumerate()
+    {
+        let mut world = World::of(budget(BUDGET), 500 + seed as u64, 3, [15, 2][seed / 2 % 2], 60);
+        let mut deaths = 0;
+        let mut refused = 0;
+        // Until nobody is admitted.
+        while world.refused < refused + 300 {
+            let admitted = world.log.len();
+            for _ in 0..lives * 10 {
+                world.step(20);
+            }
+            if drained {
+                (0..60).for_each(|_| world.step(0));
+            }
+            let place = world.random.next() as usize % world.proxies.len();
+            world.crash(place);
+            deaths += 1;
+            if world.log.len() > admitted {
+                refused = world.refused;
+            }
+            assert!(deaths < 1_000, "it is never used up");
+        }
+        // What requests in flight had reserved when their proxy died counts as used.
+        let left = BUDGET - world.admitted();
+        println!("{deaths} deaths, {left} left");
+        assert!(deaths > 10 && left <= BUDGET * lost / 100, "{deaths} deaths, {left} left");
+    }
+}
+
+#[test]
+fn a_budget_is_used_up_by_proxies_that_live_for_a_second() {
+    const LEASE: Duration = Duration::from_secs(3);
+    let (config, mut random, mut ledger) = (budget(10_000), Random::new(6), Ledger::new(START));
+    let (mut now, mut used, mut lives) = (START + LEASE, 0, 0);
+    let asking = Asking {
+        facts: Facts { prompt_tokens: 100, max_output_tokens: Some(0), ..Facts::of(Dialect::Chat) },
+        times: 0,
+        waiting: Waiting { id: 1, warm: 0, at: None },
+    };
+    'all: loop {
+        lives += 1;
+        let mut proxy = Proxy::new(&mut random, &config, now);
+        let mut hear = |proxy: &Proxy, hold, claim, now| {
+            let claims = Claims { proxy: proxy.id, lease_ms: LEASE.as_millis() as u64, keys: vec![claim] };
+            let grants = ledger.grant(&claims, now);
+            let heard = Heard { sent: proxy.clock(now), lease: LEASE, vain: Duration::from_millis(150) };
+            proxy.limits.hear(&proxy.memory, hold, &grants.keys[0], heard, proxy.clock(now));
+        };
+        for turn in 0..18 {
+            now = now + Duration::from_millis(50);
+            let at = proxy.clock(now);
+            // Twelve requests, each of which is over at once and has used half of what was reserved, and a third of a second without.
+            if turn < 12 {
+                let mut verdict = proxy.admit(&asking, now);
+                if let Verdict::Short(short) = verdict {
+                    let hold = short.holds()[0];
+                    let claim = proxy.limits.claim(&proxy.memory, hold, short.cost(), 1, at).unwrap();
+                    hear(&proxy, hold, claim, now);
+                    verdict = proxy.admit(&asking, now);
+                }
+                let Verdict::Admitted(admitted) = verdict else { break 'all };
+                proxy.hold = Some(admitted.ticket.holds()[0]);
+                let outcome = Outcome::Used(Usage { input: 50, ..Usage::default() });
+                let _ = proxy.limits.settle(&proxy.memory, admitted.ticket, &outcome, at);
+                used += 50;
+            }
+            if turn % 3 == 2
+                && let Some(hold) = proxy.hold
+                && let Renewal::Due(claim) = proxy.limits.renew(&proxy.memory, hold, LEASE, at)
+            {
+                hear(&proxy, hold, claim, now);
+            }
+        }
+        now = now + LEASE;
+    }
+    println!("{used} used in {lives} lives");
+    assert!((9_550..=10_000).contains(&used), "{used} used in {lives} lives");
+}
+
 /// Slots alone, and lines for them.
 fn lines() -> Config {
     let mut config = config();
@@ -431,6 +532,24 @@ fn no_window_is_exceeded_while_the_ledger_loses_its_memory() {
 }
 
 #[test]
+fn no_window_is_exceeded_while_the_record_of_a_key_is_lost() {
+    for seed in 0..8 {
+        let mut world = World::new(200 + seed, 3, 0, 100);
+        for step in 1..3_000 {
+            world.step(10 + seed * 6);
+            if step % 201 == 0 {
+                let proxy = &world.proxies[0];
+                let (hold, now) = (proxy.hold.unwrap(), proxy.clock(world.now));
+                let claim = proxy.limits.claim(&proxy.memory, hold, Spend::default(), 0, now).unwrap();
+                world.ledger.lose(&claim);
+            }
+        }
+        let admitted = world.admitted();
+        assert!(world.refused > 0 && admitted > 12 * TOKENS / 4, "{admitted} admitted");
+    }
+}
+
+#[test]
 fn what_one_proxy_leaves_another_one_can_use() {
     let mut alone = None;
     for proxies in [1, 2, 5] {
@@ -472,4 +591,81 @@ fn an_allowance_that_is_not_renewed_is_free_after_its_lease_and_a_window() {
     assert_eq!(second(&mut record, 5_999), 80);
     assert_eq!(second(&mut record, 6_000), 100);
     assert_eq!(record.ends(), Some(at(6_000 + 900 + 5_000)));
+}
+
+const SHORT: Duration = Duration::from_millis(900);
+
+/// A claim of a window of 100 that slides over 5 s, and of a budget of 10,000 without an end.
+fn both(turn: u64, [keep, used, want]: [u64; 3]) -> Claim {
+    let part = |limit, window_ms| Claimed { limit, window_ms, keep, used, reset_ms: window_ms, want };
+    Claim { rule: 1, key: 1, turn, parts: vec![part(100, 5_000), part(10_000, u64::MAX)] }
+}
+
+fn amounts(grant: &Grant) -> Vec<u64> {
+    grant.parts.iter().map(|part| part.amount).collect()
+}
+
+#[test]
+fn of_a_proxy_that_died_each_window_counts_for_its_own_length() {
+    let mut record = Record::default();
+    let at = Instant::from_millis;
+    record.grant(1, SHORT, &both(1, [0, 0, 80]), false, at(0));
+    record.grant(1, SHORT, &both(1, [80, 60, 80]), false, at(10));
+    let next = |record: &mut Record, now| {
+        let grant = record.grant(2, SHORT, &both(now, [0, 0, 10_000]), false, at(now));
+        (amounts(&grant), grant.parts[1].others)
+    };
+    assert_eq!(next(&mut record, 20), (vec![20, 9_920], 60));
+    assert_eq!(next(&mut record, 5_900), (vec![20, 9_920], 80));
+    assert_eq!(next(&mut record, 5_910), (vec![100, 9_920], 80));
+}
+
+#[test]
+fn nothing_of_a_budget_is_granted_ahead_when_a_thirtysecond_of_it_is_lost_to_the_dead() {
+    let mut record = Record::default();
+    for life in 0..8 {
+        let now = Instant::from_millis(life * 10_000);
+        let grant = record.grant(life, SHORT, &both(1, [0, 0, 50]), false, now);
+        // Each of them dies with 50.
+        assert_eq!(grant.sought, life > 6, "{life}");
+    }
+}
+
+#[test]
+fn of_five_thousand_lives_all_use_counts_and_a_short_record_is_left() {
+    let mut record = Record::default();
+    for life in 0..5_000 {
+        let now = Instant::from_millis(life * 60_000);
+        let grant = record.grant(life, SHORT, &both(1, [0, 0, 2]), false, now);
+        assert_eq!(amounts(&grant), [2, 2], "{life}");
+    }
+    // Many at once, too: a new one always finds a place.
+    let now = Instant::from_millis(5_000 * 60_000);
+    for life in 5_000..7_000 {
+        record.grant(life, SHORT, &both(1, [0, 0, 0]), false, now + SHORT * (life as u32 - 5_000));
+    }
+    let grant = record.grant(9_999, SHORT, &both(1, [0, 0, 100]), false, now + SHORT * 2_001);
+    assert_eq!((amounts(&grant), grant.parts[1].others), (vec![100, 0], 10_000));
+    let bytes = serde_json::to_vec(&record).unwrap();
+    assert!(bytes.len() < 40_000, "{} bytes", bytes.len());
+    assert_eq!(serde_json::from_slice::<Record>(&bytes).unwrap(), record);
+}
+
+#[test]
+fn a_record_that_was_lost_is_rebuilt_from_what_its_holders_say_before_anything_is_granted() {
+    let at = Instant::from_millis;
+    let mut record = Record::default();
+    for proxy in [1, 2] {
+        let grant = record.grant(proxy, SHORT, &both(1, [0, 0, 50]), false, at(0));
+        assert_eq!(amounts(&grant), [50, 50]);
+    }
+    let mut record = Record::default();
+    let first = record.grant(1, SHORT, &both(1, [50, 50, 70]), false, at(300));
+    assert_eq!((amounts(&first), first.lacks), (vec![50, 50], true));
+    record.grant(2, SHORT, &both(1, [50, 20, 50]), false, at(500));
+    // A lease after the second one was heard: then everybody has been.
+    let more =
+        |record: &mut Record, now| amounts(&record.grant(1, SHORT, &both(1, [50, 50, 70]), false, at(now)));
+    assert_eq!(more(&mut record, 1_399), [50, 50]);
+    assert_eq!(more(&mut record, 1_400), [50, 70]);
 }
