@@ -353,6 +353,7 @@ fn no_window_is_exceeded_while_messages_are_lost_and_proxies_die() {
     assert!(admitted > 8 * 12 * TOKENS / 8, "hardly anything was admitted: {admitted}");
 }
 
+#[cfg_attr(target_arch = "wasm32", ignore = "a minute there, unoptimised; others of its kind run")]
 #[test]
 fn no_hour_of_the_calendar_is_exceeded_while_messages_are_lost_and_proxies_die() {
     let mut config = config();
@@ -389,6 +390,7 @@ fn budget(tokens: u64) -> Config {
     config
 }
 
+#[cfg_attr(target_arch = "wasm32", ignore = "a minute there, unoptimised; others of its kind run")]
 #[test]
 fn a_budget_is_never_exceeded_and_can_be_used_up_though_proxies_start_anew_all_the_time() {
     // Drained first, or with answers to come; and how much of it may be lost, in percent.
@@ -480,6 +482,7 @@ fn lines() -> Config {
     config
 }
 
+#[cfg_attr(target_arch = "wasm32", ignore = "a minute there, unoptimised; others of its kind run")]
 #[test]
 fn shared_slots_are_waited_for_in_every_proxy_and_never_are_there_too_many() {
     for seed in 0..4 {
@@ -516,6 +519,7 @@ fn shared_slots_are_waited_for_in_every_proxy_and_never_are_there_too_many() {
     }
 }
 
+#[cfg_attr(target_arch = "wasm32", ignore = "a minute there, unoptimised; others of its kind run")]
 #[test]
 fn no_window_is_exceeded_while_the_ledger_loses_its_memory() {
     for seed in 0..8 {

@@ -4,8 +4,8 @@
 //! count the requests that were sent while its fault was in force:
 //!
 //! - *lost*: no first token, although an endpoint was well that could have served it;
-//! - *broken*: the answer broke off after its first token, when nobody can help any more; or the VM died in which the request was, whether
-//!   there had been a token or not: nothing that another endpoint might do helps there;
+//! - *broken*: the answer broke off after its first token, when nobody can help any more; or the VM died in which the request was, or was not
+//!   loaded anew yet, whether there had been a token or not: nothing that another endpoint might do helps there;
 //! - *garbled*: a whole answer with status 200 that says nothing;
 //! - attempts per request, as Envoy counts them; time to the first token, beside that of the step without a fault.
 
@@ -55,6 +55,8 @@ struct Seen {
     ttft: Option<Duration>,
     whole: bool,
     says_something: bool,
+    /// What was there in the place of a stream.
+    instead: String,
 }
 
 enum Step {
@@ -72,6 +74,8 @@ enum Step {
 const LEASE: Duration = Duration::from_secs(5);
 /// Envoy loads a VM anew at once, unless it has just done so: up to a second later then.
 const BETWEEN_VMS: Duration = Duration::from_millis(2_500);
+/// What comes to a worker in the moment after its VM's death may find none.
+const RELOAD: Duration = Duration::from_millis(500);
 
 fn steps() -> [(&'static str, Step); 12] {
     let one = |kind| Step::One(Fault::new(kind));
@@ -207,9 +211,22 @@ async fn one_step(
     let in_ms = out_ms.map(|_| ended.elapsed().as_millis());
     let quiet = gateway.quiet(LEASE + Duration::from_secs(10)).await.is_ok();
     let quiet = quiet && reserves_nothing(gateway).await;
-    let vm_died = |seen: &Seen| died.iter().any(|(from, to)| seen.sent <= *to && seen.ended >= *from);
+    let vm_died =
+        |seen: &Seen| died.iter().any(|(from, to)| seen.sent <= *to + RELOAD && seen.ended >= *from);
     let lost = |seen: &Seen| seen.ttft.is_none() && !vm_died(seen) && !matches!(step, Step::All);
     let broken = |seen: &Seen| !seen.whole && (seen.ttft.is_some() || vm_died(seen));
+    let from_start = |at: Instant| at.saturating_duration_since(start).as_millis();
+    for seen in seen.iter().filter(|seen| lost(seen)) {
+        println!(
+            "lost, {what}, from {} to {} ms: {}",
+            from_start(seen.sent),
+            from_start(seen.ended),
+            seen.instead
+        );
+    }
+    for (from, to) in &died {
+        println!("a VM died from {} to {} ms", from_start(*from), from_start(*to));
+    }
     let mut ttfts: Vec<f64> = seen.iter().filter_map(|seen| Some(seen.ttft?.as_secs_f64() * 1e3)).collect();
     ttfts.sort_by(f64::total_cmp);
     let at = |share: f64| ttfts.get((ttfts.len() as f64 * share) as usize).copied().unwrap_or(f64::NAN);
@@ -281,7 +298,8 @@ async fn request(client: reqwest::Client, url: String, number: u64) -> Seen {
     let mut body = chat(MODELS[0], &format!("{number:016x} {}", "word ".repeat(200)), 16);
     body["stream"] = json!(true);
     let sent = Instant::now();
-    let mut seen = Seen { sent, ended: sent, ttft: None, whole: false, says_something: false };
+    let mut seen =
+        Seen { sent, ended: sent, ttft: None, whole: false, says_something: false, instead: String::new() };
     read(client, url, &body, &mut seen).await;
     seen.ended = Instant::now();
     seen
@@ -289,11 +307,13 @@ async fn request(client: reqwest::Client, url: String, number: u64) -> Seen {
 
 /// Sends it and notes what comes of it.
 async fn read(client: reqwest::Client, url: String, body: &Value, seen: &mut Seen) {
-    let Ok(mut answer) = client.post(format!("{url}/v1/chat/completions")).json(body).send().await else {
-        return;
+    let mut answer = match client.post(format!("{url}/v1/chat/completions")).json(body).send().await {
+        Ok(answer) => answer,
+        Err(error) => return seen.instead = format!("{error:?}"),
     };
     if answer.status() != 200 {
-        return;
+        let status = answer.status();
+        return seen.instead = format!("{status} {}", answer.text().await.unwrap_or_default());
     }
     loop {
         match answer.chunk().await {

@@ -232,7 +232,8 @@ impl Gateway {
         let levels = [setup.log_level, setup.own_log_level];
         let (url, admin) = (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{admin_port}"));
         let envoy = start_envoy(&file, &admin, setup.workers, levels).await?;
-        let client = reqwest::Client::builder().no_proxy().build()?;
+        // What is never answered fails one test, and does not hold up the others.
+        let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(180)).build()?;
         Ok(Self { url, admin, engines, scorer, envoy, client, dir })
     }
 
