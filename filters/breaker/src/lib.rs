@@ -41,9 +41,10 @@ impl Filter for Breaker {
         let headers = host.headers(Of::Response);
         let status = headers.get(":status").and_then(|status| status.parse().ok()).unwrap_or(0);
         let wait = || retry_after(|name| headers.get(name), || host.wall());
+        // A failure stays one, whatever is said beside it.
         let outcome = match headers.get(wire::TOO_LONG) {
-            Some(_) => Outcome::too_long(),
-            None => Outcome::of_status(status, if status >= 400 { wait() } else { None }),
+            Some(_) if status < 500 => Outcome::too_long(),
+            _ => Outcome::of_status(status, if status >= 400 { wait() } else { None }),
         };
         if outcome.class() == Class::Success {
             return;
@@ -74,6 +75,8 @@ mod tests {
         assert_eq!(busy.as_deref(), Some("status=429 retry_after_ms=30000"));
         let long = left(&[(":status", "400"), ("x-weir-too-long", "1")]);
         assert_eq!(long.as_deref(), Some("too_long=1"), "as `opening` says it");
+        let failed = left(&[(":status", "500"), ("x-weir-too-long", "1")]);
+        assert_eq!(failed.as_deref(), Some("status=500"), "no engine talks itself out of a failure");
         let date = left(&[(":status", "503"), ("retry-after", "Tue, 14 Nov 2023 22:13:31 GMT")]);
         assert_eq!(
             date.as_deref(),

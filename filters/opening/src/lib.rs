@@ -74,6 +74,10 @@ impl Filter for Opening {
 
     fn response_headers(&mut self, stream: &mut Stream, host: &dyn Host, end: bool) {
         let headers = host.headers(Of::Response);
+        // That word is this filter's, and no engine's.
+        if headers.get(wire::TOO_LONG).is_some() {
+            host.remove_header(Of::Response, wire::TOO_LONG);
+        }
         let value = |name: &str| headers.get(name).unwrap_or_default();
         let reader = Reader::new(value("content-type"), value("content-encoding"));
         let refuses = REFUSALS.contains(&value(":status"));
@@ -160,6 +164,14 @@ mod tests {
         let event = [b"data: ", TOO_LONG, b"\n\n"].concat();
         assert_eq!(worker.piece(&mut exchange, &event, false), event);
         assert_eq!(exchange.see().answer_header(wire::TOO_LONG), ["1"]);
+    }
+
+    #[test]
+    fn an_engines_own_mark_is_taken_off() {
+        for status in ["200", "400", "500"] {
+            let (_, exchange) = begin(&[(":status", status), (wire::TOO_LONG, "1")]);
+            assert!(exchange.see().answer_header(wire::TOO_LONG).is_empty(), "{status}");
+        }
     }
 
     #[test]

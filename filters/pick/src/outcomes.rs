@@ -31,7 +31,10 @@ impl Pick {
             }
         }
         if let Some((_, pool)) = self.pools.get(lease.pool) {
-            pool.budget().retried(passed.retries);
+            // A request that some endpoint cannot hold is no failure: it takes nothing of what failures share.
+            let too_long =
+                passed.outcomes.iter().filter(|(_, outcome)| outcome.cause == Cause::TooLong).count();
+            pool.budget().retried(passed.retries.saturating_sub(too_long));
         }
         for (endpoint, outcome) in passed.outcomes {
             self.attempted(stream, host, lease, &endpoint, &outcome);

@@ -34,6 +34,22 @@ fn where_another_group_follows_the_attempts_are_told_and_the_client_is_told_why(
 }
 
 #[test]
+fn prompts_that_are_too_long_here_take_no_retries_from_others() {
+    let mut worker = Worker::<Pick>::new(GROUPS);
+    for prompt in 0..60 {
+        let mut exchange = ask(&mut worker, prompt);
+        let order = destination(&exchange);
+        assert_eq!(order.len(), 3, "after {prompt}");
+        for refused in &order[..2] {
+            let left = format!("filter_state.wasm.{}", wire::attempt(refused));
+            exchange.see().set_property(&left, Outcome::too_long().write().as_bytes());
+        }
+        worker.response(&mut exchange, "10.0.0.9:1", &[(":status", "400")]);
+        worker.finish(exchange);
+    }
+}
+
+#[test]
 fn where_no_other_group_follows_nobody_is_told() {
     let mut worker = Worker::<Pick>::new(CONFIG);
     let exchange = ask(&mut worker, 1);
