@@ -61,6 +61,9 @@ fn has_value(data: &[u8], key: &[u8]) -> bool {
     })
 }
 
+/// What stands in the place of an error where there is none.
+const NO_ERROR: [&str; 4] = ["null", "\"\"", "false", "{}"];
+
 /// The fields that tell something, each left unread until somebody asks: one of an odd type spoils no other.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -222,16 +225,17 @@ impl<'a> Event<'a> {
             })
     }
 
-    /// The type of the engine's error, or its code where it has none; [`TOO_LONG`] where it says that.
+    /// The type of the engine's error (what is there and empty is none), or its code where it has none; [`TOO_LONG`] where it says that.
     pub(super) fn error(&self) -> Option<String> {
-        let inner: Option<Event<'_>> = read(self.error);
+        let said = self.error.filter(|json| !NO_ERROR.contains(&json.get()));
+        let inner: Option<Event<'_>> = read(said);
         let error = match &inner {
             Some(inner) => inner,
             // vLLM before 0.10.1 put the error's fields at the top, and so does the responses API in a stream.
             None if read::<&str>(self.object) == Some("error") => self,
-            None if self.error.is_none() && read::<&str>(self.kind) == Some("error") => self,
+            None if said.is_none() && read::<&str>(self.kind) == Some("error") => self,
             None => {
-                let text = self.error.filter(|json| json.get() != "null")?;
+                let text = said?;
                 let is_overflow = is_overflow(None, None, read::<String>(Some(text)).as_deref());
                 return Some(if is_overflow { TOO_LONG } else { "error" }.to_owned());
             }

@@ -248,6 +248,15 @@ fn json_answers_of_every_dialect() {
 }
 
 #[test]
+fn an_empty_error_is_none() {
+    for none in ["null", "\"\"", "false", "{}"] {
+        let mut reader = Reader::new("application/json", "");
+        reader.feed(format!(r#"{{"choices":[{{"message":{{}}}}],"error":{none}}}"#).as_bytes());
+        assert_eq!(reader.end(true).error, None, "{none}");
+    }
+}
+
+#[test]
 fn errors_are_named_in_every_shape() {
     for (body, expected) in [
         (
