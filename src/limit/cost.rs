@@ -216,8 +216,8 @@ pub enum Outcome {
     Unknown,
 }
 
-/// Why engines say that they stopped at the client's bound: OpenAI's word and Anthropic's.
-const FILLED: [&str; 2] = ["length", "max_tokens"];
+/// Why engines say that they stopped at the client's bound: OpenAI's word, Anthropic's, and that of the responses API.
+const FILLED: [&str; 3] = ["length", "max_tokens", "incomplete"];
 
 impl Outcome {
     /// The outcome of an answer with this report and status. Only of a stream that was read as one it is known what was delivered:

@@ -10,7 +10,7 @@ use super::size::Size;
 const SHORT: usize = 256;
 
 /// Long, and no text of the prompt: what it steers is how tokens are picked, or where the request runs.
-const SETTINGS: [&str; 19] = [
+const SETTINGS: [&str; 20] = [
     "logit_bias",
     "stop",
     "stop_token_ids",
@@ -24,6 +24,7 @@ const SETTINGS: [&str; 19] = [
     "guided_choice",
     "guided_grammar",
     "structured_outputs",
+    "structural_tag",
     "json_schema",
     "regex",
     "ebnf",
