@@ -43,7 +43,7 @@ mod weights;
 pub use candidate::{Adapter, Candidate, Demand, Signals};
 pub use choose::{Explained, Policy, Prefill, Step};
 pub use each::Each;
-pub use epp::is_config;
+pub use epp::{is_config, odd_role};
 pub use known::{Attributes, Known};
 pub use need::{Left, Need, Needed};
 pub use news::News;

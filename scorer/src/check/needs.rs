@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use weir::invalid::Invalid;
 use weir::limit;
-use weir::policy::{Attributes, Known, Left, Need, Needed, Policy};
+use weir::policy::{self, Attributes, Known, Left, Need, Needed, Policy};
 use weir::pool::{self, Spec};
 use weir::signals;
 
@@ -207,11 +207,9 @@ fn left(policy: &mut Policy, spec: &Spec) -> Option<String> {
 
 /// A role that no filter by role knows: its endpoint would be left out in silence.
 fn odd_role(attributes: &Attributes) -> Option<String> {
-    const ROLE: &str = "llm-d.ai/role";
-    let role = attributes.labels.get(ROLE)?;
-    let is_known = |part: &str| matches!(part, "prefill" | "decode" | "encode" | "both");
+    let (label, role) = policy::odd_role(&attributes.labels)?;
     let why = "is no role: those are prefill, decode, encode, prefill-decode and the like";
-    (!role.split('-').all(is_known)).then(|| format!("{ROLE}: {role:?} {why}"))
+    Some(format!("{label}: {role:?} {why}"))
 }
 
 /// Prices that are likely those of a million tokens.

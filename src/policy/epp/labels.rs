@@ -15,6 +15,13 @@ const ROLE: &str = "llm-d.ai/role";
 
 type Labels = BTreeMap<String, String>;
 
+/// The label of roles and an endpoint's in it, where that is a role which no filter knows.
+pub fn odd_role(labels: &Labels) -> Option<(&'static str, &str)> {
+    let role = labels.get(ROLE)?;
+    let is_known = |part: &str| matches!(part, "prefill" | "decode" | "encode" | "both");
+    (!role.split('-').all(is_known)).then_some((ROLE, role))
+}
+
 /// A selector as Kubernetes has it; all of it must hold.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]

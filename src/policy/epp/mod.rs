@@ -28,6 +28,8 @@ mod table;
 mod unused;
 mod utilization;
 
+pub use labels::odd_role;
+
 pub(super) use disagg::{NoPrefill, Split};
 
 use super::choose::{Policy, Profile, Scratch, Weighted};
