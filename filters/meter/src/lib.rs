@@ -77,7 +77,8 @@ pub struct Stream {
     status: u16,
     /// Its length was not said in advance.
     may_grow: bool,
-    first: Option<Instant>,
+    first_byte: Option<Instant>,
+    first_token: Option<Instant>,
     last: Instant,
 }
 
@@ -93,7 +94,15 @@ impl Filter for Meter {
 
     fn open(&mut self, host: &dyn Host) -> Stream {
         let now = host.now();
-        Stream { sent: now, reader: None, status: 0, may_grow: false, first: None, last: now }
+        Stream {
+            sent: now,
+            reader: None,
+            status: 0,
+            may_grow: false,
+            first_byte: None,
+            first_token: None,
+            last: now,
+        }
     }
 
     fn response_headers(&mut self, stream: &mut Stream, host: &dyn Host, _end: bool) {
@@ -113,15 +122,9 @@ impl Filter for Meter {
         let Some(reader) = &mut stream.reader else { return };
         if piece.len > 0 {
             stream.last = host.now();
-            let is_first = match reader.reads() {
-                true => {
-                    reader.feed(&host.body(Of::Response, 0, piece.len)) == Progress::FirstToken
-                        || !reader.is_stream()
-                }
-                false => true,
-            };
-            if is_first && stream.first.is_none() {
-                stream.first = Some(stream.last);
+            stream.first_byte.get_or_insert(stream.last);
+            if reader.reads() && reader.feed(&host.body(Of::Response, 0, piece.len)) == Progress::FirstToken {
+                stream.first_token.get_or_insert(stream.last);
             }
         }
         if piece.end {
@@ -155,7 +158,9 @@ impl Meter {
         let Some(facts) = facts(host) else { return };
         let is_stream = reader.is_stream();
         let report = reader.end(whole);
-        let ttft_ms = stream.first.map(|first| first.since(stream.sent).as_secs_f64() * 1e3);
+        // What kind of answer it is may show with its first bytes only, so which of the two counts is decided here.
+        let first = if is_stream { stream.first_token } else { stream.first_byte };
+        let ttft_ms = first.map(|first| first.since(stream.sent).as_secs_f64() * 1e3);
         let tpot_ms = tpot_ms(stream, &report).filter(|_| is_stream);
         host.set_property(wire::USAGE, wire::write_usage(&report, ttft_ms, tpot_ms).as_bytes());
         let model = facts.model.as_deref().unwrap_or("other");
@@ -182,7 +187,7 @@ fn facts(host: &dyn Host) -> Option<Facts> {
 fn tpot_ms(stream: &Stream, report: &Report) -> Option<f64> {
     let output = report.usage.map_or(report.delivered(), |usage| usage.output);
     let further = output.checked_sub(1).filter(|further| *further > 0)?;
-    Some(stream.last.since(stream.first?).as_secs_f64() * 1e3 / further as f64)
+    Some(stream.last.since(stream.first_token?).as_secs_f64() * 1e3 / further as f64)
 }
 
 fn record(

@@ -69,6 +69,11 @@ fn a_wish_for_a_stream_makes_none_and_a_stream_by_another_name_is_one() {
     };
     let read = "status=complete input=9 cached=0 output=1 reasoning=0 ttft_ms=10.000";
     assert_eq!(usage(FACTS, &plain, &pieces), read);
+    // The first byte is no token, also while nothing tells yet that this is a stream.
+    let slowly =
+        [&b"da"[..], b"ta: {\"choices\":[{\"delta\":{\"role\":\"assistant\"}}]}\n\n", pieces[0], pieces[1]];
+    assert_eq!(usage(FACTS, &plain, &slowly), read.replace("=10", "=30"));
+    assert_eq!(usage(FACTS, &plain, &[b"da", b"ta: [DONE]\n\n"]), "status=missing deltas=0");
     let unwished = b"dialect=chat stream=0 prompt_tokens=9 model=m";
     assert_eq!(usage(unwished, &plain, &pieces), "status=missing unread=1 ttft_ms=10.000");
     let sound = [(":status", "200"), ("content-type", "audio/mpeg")];
