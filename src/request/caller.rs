@@ -2,7 +2,7 @@
 //!
 //! What names a tenant, a session or a user is chosen by a client or by whoever authenticated it, and may be
 //! somebody's secret. Filters behind need to tell them apart, not to know them, so only a hash leaves `extract`:
-//! `xxh64(value, seed + kind)`. It is short and quick, and no cryptography: who knows the seed can test guesses.
+//! `xxh64(value, seed + kind)`. A credential is told from others in the same way, and that does not leave `extract` at all. It is short and quick, and no cryptography: who knows the seed can test guesses.
 
 use super::Config;
 use super::deadline::Patience;
@@ -47,6 +47,8 @@ pub enum Kind {
     Session,
     /// One of a tenant's users.
     User,
+    /// Whoever has a credential.
+    Client,
 }
 
 impl Config {
@@ -56,11 +58,15 @@ impl Config {
     }
 }
 
+/// Headers that carry a credential.
+const CREDENTIALS: [&str; 3] = ["authorization", "x-api-key", "api-key"];
+
 /// What the headers say of who asks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Caller {
     tenant: Option<(usize, u64)>,
     session: Option<(usize, u64)>,
+    credential: Option<u64>,
     objective: Option<String>,
     /// What was read under which of [`wire::SLO`]'s names, and the milliseconds.
     slo: [Option<(usize, u32)>; 2],
@@ -79,6 +85,9 @@ impl Caller {
         };
         first(&mut self.tenant, &config.tenant_headers, Kind::Tenant);
         first(&mut self.session, &config.session_headers, Kind::Session);
+        if CREDENTIALS.contains(&name) {
+            self.credential = Some(config.id(Kind::Client, value) ^ self.credential.unwrap_or(0));
+        }
         if name == wire::OBJECTIVE {
             self.objective = word(value);
         }
@@ -98,6 +107,11 @@ impl Caller {
                 *held = Some(read);
             }
         }
+    }
+
+    /// Who it is, as far as can be told from others here: by the credential, or else the tenant.
+    pub(super) fn client(&self) -> Option<u64> {
+        self.credential.or(self.tenant())
     }
 
     pub(super) fn tenant(&self) -> Option<u64> {

@@ -96,6 +96,11 @@ impl Incoming {
         })
     }
 
+    /// Who sends it, to tell one client from another.
+    pub fn client(&self) -> Option<u64> {
+        self.caller.client()
+    }
+
     /// Reads a complete and decoded body.
     pub fn read<'a>(&self, body: &'a [u8], config: &Config) -> Result<Reading<'a>, Refusal> {
         self.read_as(body, config, |_, _| None)

@@ -8,12 +8,18 @@
 //! adds its tokens to the shortest prompt as to the longest, and those of long prompts are the estimates that matter. No
 //! answer counts for more than 4,096 tokens, so that one prompt of odd text, however long, says little of the next.
 //!
+//! Prompts are what clients make of them, so none of it is one client's to say, as with the length of answers (`limit/usual.rs`): each of the
+//! last sixteen clients has a voice, of which the middle counts, with `bytes_per_token` once or twice among them. So one client moves it no
+//! further than to the next voice. Its own, where that says more tokens, counts for itself. Those without a name are one client, and where there
+//! are no others theirs is the middle. For others no voice counts beyond half and twice what `bytes_per_token` says: that is all that many can do together.
+//!
 //! A field that is not read here may be text of the prompt to the engine (`documents`, a template of the client's own): its bytes count
 //! as such, in the estimate alone. Nothing is learned of such a prompt, since nobody knows whether the engine counted them.
 //!
 //! Only the estimate is learned. Blocks are cut by the configured `bytes_per_token` for good: a cut that moved would
 //! part every prompt from its beginning, and pools count their matches by shares of the prompt anyway.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 /// What is known of a prompt's length.
@@ -54,8 +60,12 @@ const MOST_TOKENS: u64 = 4_096;
 const BYTES_PER_TOKEN: (u64, u64) = (1, 16);
 /// Most models that are learned: clients name them.
 const MOST_MODELS: usize = 256;
-/// From so many answers a model is learned quickly; then from one in as many.
+/// Most voices of a model.
+const MOST_VOICES: usize = 16;
+/// From so many answers a voice is learned quickly; then from one in as many.
 const SAMPLES: u32 = 16;
+/// So many times what is configured, and as small a part of it, is the most that is learned.
+const FAR: u64 = 2;
 
 impl Ratio {
     /// So many bytes to a token.
@@ -76,14 +86,70 @@ impl Ratio {
         self.bytes = add(self.bytes, bytes);
         self.tokens = add(self.tokens, tokens);
     }
+
+    /// Fewest tokens to the byte first.
+    fn order(&self, other: &Self) -> Ordering {
+        let across = |tokens: u64, bytes: u64| u128::from(tokens).saturating_mul(bytes.into());
+        across(self.tokens, other.bytes).cmp(&across(other.tokens, self.bytes))
+    }
+
+    /// Not further from another than [`FAR`].
+    fn near(self, start: Self) -> Self {
+        let most = Self { tokens: start.tokens.saturating_mul(FAR), ..start };
+        let least = Self { bytes: start.bytes.saturating_mul(FAR), ..start };
+        match (self.order(&most), self.order(&least)) {
+            (Ordering::Greater, _) => most,
+            (_, Ordering::Less) => least,
+            _ => self,
+        }
+    }
 }
 
 /// What is learned of each model.
 #[derive(Debug)]
 pub struct Ratios {
     start: Ratio,
-    models: BTreeMap<String, (Ratio, u32)>,
+    models: BTreeMap<String, Learned>,
     asked: u32,
+}
+
+#[derive(Debug)]
+struct Learned {
+    /// Who has taught nothing for longest comes first.
+    voices: Vec<Voice>,
+    middle: Ratio,
+}
+
+/// What one client's prompts come to.
+#[derive(Debug)]
+struct Voice {
+    client: Option<u64>,
+    ratio: Ratio,
+    seen: u32,
+}
+
+impl Learned {
+    fn of(&self, client: Option<u64>) -> Option<&Voice> {
+        self.voices.iter().find(|voice| voice.client == client)
+    }
+
+    fn learn(&mut self, client: Option<u64>, bytes: u64, tokens: u64, start: Ratio) {
+        let known = self.voices.iter().position(|voice| voice.client == client);
+        let known = known.map(|at| self.voices.remove(at));
+        let mut voice = known.unwrap_or(Voice { client, ratio: start, seen: 0 });
+        voice.ratio.learn(bytes, tokens);
+        voice.seen = voice.seen.saturating_add(1);
+        if self.voices.len() >= MOST_VOICES {
+            self.voices.remove(0);
+        }
+        self.voices.push(voice);
+        let mut all: Vec<Ratio> = self.voices.iter().map(|voice| voice.ratio.near(start)).collect();
+        if self.voices.iter().any(|voice| voice.client.is_some()) {
+            all.resize(all.len() + 1 + all.len() % 2, start);
+        }
+        all.sort_unstable_by(Ratio::order);
+        self.middle = all.get(all.len() / 2).copied().unwrap_or(start);
+    }
 }
 
 impl Ratios {
@@ -92,18 +158,23 @@ impl Ratios {
         Self { start: Ratio::of(bytes_per_token), models: BTreeMap::new(), asked: 0 }
     }
 
-    /// The ratio to estimate by.
-    pub fn of(&self, model: Option<&str>) -> Ratio {
-        model.and_then(|model| self.models.get(model)).map_or(self.start, |(ratio, _)| *ratio)
+    /// The ratio to estimate a prompt of this client by; `None`: of nobody who can be told from others.
+    pub fn of(&self, model: Option<&str>, client: Option<u64>) -> Ratio {
+        let Some(learned) = model.and_then(|model| self.models.get(model)) else { return self.start };
+        let own = client.and_then(|_| learned.of(client)).map(|voice| voice.ratio);
+        own.filter(|own| own.order(&learned.middle).is_gt()).unwrap_or(learned.middle)
     }
 
     /// Whether another answer of the model should be learned from. Each read of one costs a call to the host, and after
     /// some they say little new.
-    pub fn wants(&mut self, model: &str) -> bool {
+    pub fn wants(&mut self, model: &str, client: Option<u64>) -> bool {
         self.asked = self.asked.wrapping_add(1);
         let now_and_then = self.asked.is_multiple_of(SAMPLES);
         match self.models.get(model) {
-            Some((_, seen)) => *seen < SAMPLES || now_and_then,
+            Some(learned) => match learned.of(client) {
+                Some(voice) => voice.seen < SAMPLES || now_and_then,
+                None => learned.voices.len() < MOST_VOICES || now_and_then,
+            },
             // Where nothing was ever learned, nobody reads answers.
             None if self.models.is_empty() => self.asked <= SAMPLES || now_and_then,
             None => self.models.len() < MOST_MODELS,
@@ -111,26 +182,19 @@ impl Ratios {
     }
 
     /// An engine counted `counted` tokens in a prompt of that size.
-    pub fn learn(&mut self, model: &str, size: Size, counted: u64) {
+    pub fn learn(&mut self, model: &str, client: Option<u64>, size: Size, counted: u64) {
         // With less text than a few words, most of what was counted is the template's or an image's.
         const LEAST_BYTES: u64 = 32;
         let Some(tokens) = counted.checked_sub(size.tokens).filter(|tokens| *tokens > 0) else { return };
         if size.text < LEAST_BYTES || size.unread > 0 {
             return;
         }
-        let room = self.models.len() < MOST_MODELS;
-        match self.models.get_mut(model) {
-            Some((ratio, seen)) => {
-                ratio.learn(size.text, tokens);
-                *seen = seen.saturating_add(1);
-            }
-            None if room => {
-                let mut ratio = self.start;
-                ratio.learn(size.text, tokens);
-                self.models.insert(model.to_owned(), (ratio, 1));
-            }
-            None => {}
+        if self.models.len() >= MOST_MODELS && !self.models.contains_key(model) {
+            return;
         }
+        let nothing = || Learned { voices: Vec::new(), middle: self.start };
+        let learned = self.models.entry(model.to_owned()).or_insert_with(nothing);
+        learned.learn(client, size.text, tokens, self.start);
     }
 }
 
@@ -147,24 +211,61 @@ mod tests {
     #[test]
     fn a_model_is_estimated_as_configured_until_it_has_answered_and_then_as_its_engine_counts() {
         let mut ratios = Ratios::new(4);
-        assert_eq!(text(4_001).tokens(ratios.of(Some("m"))), 1_001);
+        assert_eq!(text(4_001).tokens(ratios.of(Some("m"), None)), 1_001);
         for _ in 0..60 {
-            ratios.learn("m", text(4_000), 2_000);
+            ratios.learn("m", None, text(4_000), 2_000);
         }
-        let learned = text(4_000).tokens(ratios.of(Some("m")));
+        let learned = text(4_000).tokens(ratios.of(Some("m"), None));
         assert!((1_980..=2_020).contains(&learned), "{learned}");
-        assert_eq!(text(4_000).tokens(ratios.of(Some("n"))), 1_000, "another model's");
-        assert_eq!(text(4_000).tokens(ratios.of(None)), 1_000);
+        assert_eq!(text(4_000).tokens(ratios.of(Some("n"), None)), 1_000, "another model's");
+        assert_eq!(text(4_000).tokens(ratios.of(None, None)), 1_000);
+    }
+
+    fn tokens(ratios: &Ratios, client: u64) -> u32 {
+        text(4_000).tokens(ratios.of(Some("m"), Some(client)))
+    }
+
+    #[test]
+    fn one_client_moves_the_estimate_of_nobody_else_and_its_own_only_up() {
+        for (counted, own) in [(4_000, 3_900..=4_000), (250, 1_000..=1_000)] {
+            let mut ratios = Ratios::new(4);
+            (0..200).for_each(|_| ratios.learn("m", Some(1), text(4_000), counted));
+            assert_eq!(tokens(&ratios, 2), 1_000);
+            assert!(own.contains(&tokens(&ratios, 1)), "{}", tokens(&ratios, 1));
+        }
+    }
+
+    #[test]
+    fn among_others_one_client_moves_the_estimate_no_further_than_to_the_next_voice() {
+        for extreme in [250, 4_000] {
+            let mut ratios = Ratios::new(4);
+            for (client, counted) in [(1, 800), (2, 850), (3, 830), (4, 820)] {
+                (0..100).for_each(|_| ratios.learn("m", Some(client), text(4_000), counted));
+            }
+            let before = tokens(&ratios, 9);
+            (0..500).for_each(|_| ratios.learn("m", Some(7), text(4_000), extreme));
+            assert!((800..=860).contains(&before) && (800..=860).contains(&tokens(&ratios, 9)), "{extreme}");
+        }
+    }
+
+    #[test]
+    fn however_many_clients_there_are_their_voices_are_few_and_nobody_is_estimated_beyond_twice_or_half() {
+        let mut ratios = Ratios::new(4);
+        (0..1_000).for_each(|client| ratios.learn("m", Some(client % 100), text(4_000), 4_000));
+        assert_eq!(ratios.models["m"].voices.len(), MOST_VOICES);
+        assert!((1_000..=2_000).contains(&tokens(&ratios, 500)));
+        let wanted = (0..16_000).filter(|client| ratios.wants("m", Some(1_000 + client))).count();
+        assert_eq!(wanted, 1_000, "strangers are learned from now and then");
     }
 
     #[test]
     fn one_prompt_of_odd_text_says_little_however_long_it_is() {
         let mut ratios = Ratios::new(4);
         for _ in 0..60 {
-            ratios.learn("m", text(4_000), 1_000);
+            ratios.learn("m", None, text(4_000), 1_000);
         }
-        ratios.learn("m", text(1 << 24), 1 << 24);
-        let after = text(4_000).tokens(ratios.of(Some("m")));
+        ratios.learn("m", None, text(1 << 24), 1 << 24);
+        let after = text(4_000).tokens(ratios.of(Some("m"), None));
         assert!((1_000..1_250).contains(&after), "{after}");
     }
 
@@ -172,22 +273,26 @@ mod tests {
     fn a_count_that_no_text_has_is_held_to_one_that_some_has() {
         let mut ratios = Ratios::new(4);
         for _ in 0..200 {
-            ratios.learn("more", text(4_000), u64::MAX);
-            ratios.learn("less", text(4_000), 1);
+            ratios.learn("more", None, text(4_000), u64::MAX);
+            ratios.learn("less", None, text(4_000), 1);
         }
-        assert!((3_900..=4_000).contains(&text(4_000).tokens(ratios.of(Some("more")))));
-        assert!((250..=260).contains(&text(4_000).tokens(ratios.of(Some("less")))));
+        assert!((1_990..=2_000).contains(&text(4_000).tokens(ratios.of(Some("more"), None))));
+        assert!((500..=501).contains(&text(4_000).tokens(ratios.of(Some("less"), None))));
     }
 
     #[test]
     fn ids_and_images_are_no_text() {
         let mut ratios = Ratios::new(4);
         let size = Size { text: 400, tokens: 1_000, unread: 0 };
-        assert_eq!(size.tokens(ratios.of(None)), 1_100);
-        ratios.learn("m", size, 900);
-        assert_eq!(size.tokens(ratios.of(Some("m"))), 1_100, "fewer than the images were thought to be");
-        (0..60).for_each(|_| ratios.learn("m", size, 1_200));
-        let learned = size.tokens(ratios.of(Some("m")));
+        assert_eq!(size.tokens(ratios.of(None, None)), 1_100);
+        ratios.learn("m", None, size, 900);
+        assert_eq!(
+            size.tokens(ratios.of(Some("m"), None)),
+            1_100,
+            "fewer than the images were thought to be"
+        );
+        (0..60).for_each(|_| ratios.learn("m", None, size, 1_200));
+        let learned = size.tokens(ratios.of(Some("m"), None));
         assert!((1_190..=1_210).contains(&learned), "{learned}");
     }
 
@@ -195,9 +300,9 @@ mod tests {
     fn what_is_not_read_counts_as_text_and_teaches_nothing() {
         let mut ratios = Ratios::new(4);
         let size = Size { text: 400, tokens: 0, unread: 40_000 };
-        assert_eq!(size.tokens(ratios.of(Some("m"))), 10_100);
-        (0..60).for_each(|_| ratios.learn("m", size, 100));
-        assert_eq!(size.tokens(ratios.of(Some("m"))), 10_100);
+        assert_eq!(size.tokens(ratios.of(Some("m"), None)), 10_100);
+        (0..60).for_each(|_| ratios.learn("m", None, size, 100));
+        assert_eq!(size.tokens(ratios.of(Some("m"), None)), 10_100);
     }
 
     #[test]
@@ -205,9 +310,9 @@ mod tests {
         let mut ratios = Ratios::new(4);
         let mut wanted = 0;
         for _ in 0..16_016 {
-            if ratios.wants("m") {
+            if ratios.wants("m", None) {
                 wanted += 1;
-                ratios.learn("m", text(400), 100);
+                ratios.learn("m", None, text(400), 100);
             }
         }
         assert!((1_000..1_100).contains(&wanted), "{wanted}");
@@ -216,24 +321,24 @@ mod tests {
     #[test]
     fn where_nobody_reads_answers_they_are_asked_for_seldom() {
         let mut ratios = Ratios::new(4);
-        assert_eq!((0..1_600).filter(|_| ratios.wants("m")).count(), 115);
+        assert_eq!((0..1_600).filter(|_| ratios.wants("m", None)).count(), 115);
     }
 
     #[test]
     fn the_number_of_models_is_bounded() {
         let mut ratios = Ratios::new(4);
-        (0..1_000).for_each(|n| ratios.learn(&format!("m{n}"), text(400), 200));
+        (0..1_000).for_each(|n| ratios.learn(&format!("m{n}"), None, text(400), 200));
         assert_eq!(ratios.models.len(), MOST_MODELS);
-        assert!(!ratios.wants("another") && ratios.wants("m0"));
+        assert!(!ratios.wants("another", None) && ratios.wants("m0", None));
     }
 
     #[test]
     fn no_size_overflows() {
         let mut ratios = Ratios::new(u32::MAX);
         let huge = Size { text: u64::MAX, tokens: u64::MAX, unread: u64::MAX };
-        assert_eq!(huge.tokens(ratios.of(None)), u32::MAX);
-        ratios.learn("m", Size { text: u64::MAX, ..Size::default() }, u64::MAX);
-        assert_eq!(huge.tokens(ratios.of(Some("m"))), u32::MAX);
-        assert_eq!(Size::default().tokens(ratios.of(Some("m"))), 0);
+        assert_eq!(huge.tokens(ratios.of(None, None)), u32::MAX);
+        ratios.learn("m", None, Size { text: u64::MAX, ..Size::default() }, u64::MAX);
+        assert_eq!(huge.tokens(ratios.of(Some("m"), None)), u32::MAX);
+        assert_eq!(Size::default().tokens(ratios.of(Some("m"), None)), 0);
     }
 }

@@ -78,6 +78,8 @@ pub(super) struct Event<'a> {
     choices: Option<&'a RawValue>,
     output: Option<&'a RawValue>,
     content: Option<&'a RawValue>,
+    data: Option<&'a RawValue>,
+    results: Option<&'a RawValue>,
     delta: Option<&'a RawValue>,
     text: Option<&'a RawValue>,
     error: Option<&'a RawValue>,
@@ -209,7 +211,7 @@ impl<'a> Event<'a> {
         let inner: Option<Event<'_>> = read(self.response).or_else(|| read(self.message));
         let counts: Counts =
             read(self.usage).or_else(|| read(inner?.usage)).or_else(|| read(self.meta_info))?;
-        counts.usage(known, self.choices.is_some())
+        counts.usage(known, self.is_written())
     }
 
     /// Why the engine stopped.
@@ -253,10 +255,14 @@ impl<'a> Event<'a> {
         Some(kind.or(code).unwrap_or_else(|| "error".to_owned()))
     }
 
-    /// Whether it is a document with an answer in it.
+    /// Whether something was written.
+    fn is_written(&self) -> bool {
+        [self.choices, self.output, self.content, self.text].into_iter().any(is_filled)
+    }
+
+    /// Whether it is a document with an answer in it, written or of another kind.
     pub(super) fn is_answer(&self) -> bool {
-        let parts = [self.choices, self.output, self.content].into_iter();
-        parts.flatten().any(|list| !["null", "[]", "\"\""].contains(&list.get()))
+        self.is_written() || [self.data, self.results].into_iter().any(is_filled)
     }
 
     /// Whether the stream is over with this event, in the dialects that say so in JSON.
@@ -286,6 +292,13 @@ impl<'a> Event<'a> {
         self.meta_info.is_some() && says_something(self.text)
             || choices.iter().any(|choice| says_something(choice.text) || says_something(choice.delta))
     }
+}
+
+/// Whether there is more than brackets and quotes.
+fn is_filled(value: Option<&RawValue>) -> bool {
+    value.is_some_and(|json| {
+        json.get() != "null" && !json.get().bytes().all(|byte| b" \t\r\n[]{}\"".contains(&byte))
+    })
 }
 
 /// A reason to finish: a string, or an object with a `type`.

@@ -263,7 +263,9 @@ fn an_answer_with_an_error_beside_it_was_written() {
         (r#""choices":[{"message":{"content":"much"}}],"#, true),
         (r#""type":"message","content":[{"type":"text","text":"much"}],"#, true),
         (r#""output":[{"type":"message"}],"#, true),
-        (r#""choices":[],"#, false),
+        (r#""data":[{"embedding":[1]}],"#, true),
+        (r#""text":"much","#, true),
+        (r#""choices":[ ],"#, false),
         (r#""output":null,"#, false),
         ("", false),
     ] {
@@ -340,8 +342,12 @@ fn usage_that_has_no_number_is_missing_and_what_was_delivered_counts() {
         let report = read(JSON, &format!("{{\"results\":[],\"usage\":{said}}}"), 7);
         assert_eq!((report.usage, report.status), (expected, Status::Complete), "{said}");
     }
-    let sum = read(JSON, r#"{"choices":[{"message":{}}],"usage":{"total_tokens":12}}"#, 7);
-    assert!(sum.status == Status::Partial && sum.unread, "how much of it was written nobody says");
+    for written in
+        [r#""choices":[{"message":{}}]"#, r#""content":[{"text":"x"}]"#, r#""output":[{"type":"message"}]"#]
+    {
+        let sum = read(JSON, &format!("{{{written},\"usage\":{{\"total_tokens\":12}}}}"), 7);
+        assert!(sum.status == Status::Partial && sum.unread, "how much of {written} was written nobody says");
+    }
 }
 
 #[test]

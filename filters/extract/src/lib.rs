@@ -129,8 +129,8 @@ pub struct Stream {
     phase: Phase,
     /// Who sent it is told why it went where it did.
     explain: bool,
-    /// Its model and the size of its prompt, if its answer is to be learned from.
-    estimated: Option<(String, Size)>,
+    /// Its model, its client and the size of its prompt, if its answer is to be learned from.
+    estimated: Option<(String, Option<u64>, Size)>,
 }
 
 /// What becomes of one request.
@@ -323,8 +323,10 @@ impl Extract {
         }
         // An adapter's tokens are its base's.
         let model = facts.base_model.as_ref().or(facts.model.as_ref());
-        facts.prompt_tokens = size.tokens(self.ratios.of(model.map(String::as_str)));
-        stream.estimated = model.filter(|model| self.ratios.wants(model)).map(|model| (model.clone(), size));
+        let client = incoming.client();
+        facts.prompt_tokens = size.tokens(self.ratios.of(model.map(String::as_str), client));
+        let wanted = model.filter(|model| self.ratios.wants(model, client));
+        stream.estimated = wanted.map(|model| (model.clone(), client, size));
         for (header, name) in [(wire::MODEL, &facts.model), (wire::BASE_MODEL, &facts.base_model)] {
             if let Some(name) = name {
                 host.set_header(Of::Request, header, &wire::encode(name));
@@ -340,12 +342,12 @@ impl Extract {
 
     /// The answer has come to its end, and `meter`, which sees it first, has said what it used.
     fn learn(&mut self, stream: &mut Stream, host: &dyn Host) {
-        let Some((model, size)) = stream.estimated.take() else { return };
+        let Some((model, client, size)) = stream.estimated.take() else { return };
         let report = host.text(&[wire::USAGE]).and_then(|line| wire::read_usage(&line));
         let counted =
             report.filter(|report| report.status == Status::Complete).and_then(|report| report.usage);
         if let Some(usage) = counted {
-            self.ratios.learn(&model, size, usage.input);
+            self.ratios.learn(&model, client, size, usage.input);
         }
     }
 
