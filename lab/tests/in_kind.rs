@@ -1,5 +1,5 @@
 //! What is known of routing, in kind: that old pictures make herds and what helps against it, and which rule has the better
-//! tail. The figures are others'; here it is the order that must come out.
+//! tail. The figures are others'; here it is the order that must come out. `-- --nocapture` prints what came out.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
@@ -62,6 +62,10 @@ fn routers_that_believe_an_old_picture_make_herds_and_two_choices_and_own_work_h
     );
 
     let apart = gap("least_requests", &workload, four(false, true));
+    println!(
+        "gap of four: {believing:.1} believing, {own:.1} with own work, {two:.1} of two, {both:.1} both;"
+    );
+    println!("believing, pictures apart: {apart:.1}; alone: {herd:.1} believing, {exact:.1} with own work");
     assert!(apart < 0.8 * believing, "pictures taken apart spread the herd: {apart}");
 }
 
@@ -93,10 +97,19 @@ fn equal_numbers_are_not_equal_work_and_free_memory_is_not_a_short_queue() {
         routing.choose.policy = policy;
         Summary::new("", &workload, 1.0, &Slo::default(), &outcome(&spec, 4, routing, &workload))
     };
-    let [random, round_robin, two, least, memory, prefix, ours] =
-        ["random", "round_robin", "p2c", "least_requests", "least_kv", "cache_aware", "least_prefill"]
-            .map(|policy| of(json!(policy)));
+    let names =
+        ["random", "round_robin", "p2c", "least_requests", "least_kv", "cache_aware", "least_prefill"];
+    let summaries = names.map(|policy| of(json!(policy)));
     let tail = |summary: &Summary| summary.ttft_ms.p90.unwrap();
+    for (name, of) in names.iter().zip(&summaries) {
+        let (spread, p90) = (of.most - of.least, tail(of) / 1_000.0);
+        println!(
+            "{name}: p90 {p90:.2} s, good {:.1} %, hit {:.1} %, spread {spread}",
+            of.good * 100.0,
+            of.hit * 100.0
+        );
+    }
+    let [random, round_robin, two, least, memory, prefix, ours] = summaries;
     assert!(round_robin.most - round_robin.least <= 1, "round robin's numbers are equal");
     assert!(
         tail(&round_robin) > 1.2 * tail(&least),

@@ -192,3 +192,68 @@ fn what_is_wrong_is_named() {
         assert!(!output.status.success() && said.contains(named), "{args:?}: {said}");
     }
 }
+
+/// What is written of the lab is what it prints: a row of the suite and a column of the two traces, near enough that another
+/// mathematics library makes no difference.
+#[test]
+fn the_tables_in_the_results_are_what_the_lab_prints() {
+    let results = include_str!("../../bench/RESULTS.md");
+    let row = |after: &str, policy: &str| -> Vec<String> {
+        let (_, text) = results.split_once(after).unwrap();
+        let line = text.lines().find(|line| line.starts_with(&format!("| {policy} |"))).unwrap();
+        line.trim_matches('|').split('|').map(|cell| cell.replace('*', "").trim().to_owned()).collect()
+    };
+    let number =
+        |text: &str| text.trim_matches(|c| c != '.' && !char::is_ascii_digit(&c)).parse::<f64>().unwrap();
+    let near = |kept: f64, found: f64| (kept - found).abs() <= 0.011_f64.max(0.01 * found);
+
+    let args = [
+        "compare",
+        "--trace",
+        "synthetic",
+        "--speed",
+        "1.4",
+        "--policy",
+        "lmetric",
+        "--policy",
+        "least_prefill",
+    ];
+    let table = printed(&args);
+    for policy in ["lmetric", "least_prefill"] {
+        let found: Vec<&str> =
+            table.lines().find(|line| line.starts_with(policy)).unwrap().split_whitespace().collect();
+        let kept = row("| synthetic x1.4 |", policy);
+        let kept: Vec<&str> =
+            kept[2].split([' ', ',']).filter(|word| word.starts_with(char::is_numeric)).collect();
+        let found = [found[1], found[2], found[3], found[9], found[10]];
+        assert_eq!(kept.len(), found.len(), "{kept:?}");
+        for (kept, found) in kept.iter().zip(found) {
+            assert!(near(number(kept), number(found)), "{policy}: {kept} is written, {found} was printed");
+        }
+    }
+
+    // The whole suite takes minutes: the best of it and the default on one workload.
+    let heading = row("<!-- suite -->", "TTFT p90 x best, good - best");
+    let column = heading.iter().position(|cell| cell == "hot-prefix a100 x1.5").unwrap();
+    let best = row("<!-- suite -->", "best")[column].clone();
+    let behind = row("<!-- suite -->", "least_prefill")[column].clone();
+    let (best, behind) = (number(best.split(' ').next().unwrap()), number(behind.split(' ').next().unwrap()));
+    let args = [
+        "run",
+        "--trace",
+        "hot-prefix",
+        "--engine",
+        "a100-llama3-8b",
+        "--speed",
+        "1.5",
+        "--requests",
+        "8000",
+    ];
+    let table = printed(&args);
+    let ours =
+        table.lines().find(|line| line.starts_with("least_prefill")).unwrap().split_whitespace().nth(2);
+    assert!(
+        near(best * behind, number(ours.unwrap())),
+        "{best} x {behind} is written, {ours:?} s was printed"
+    );
+}

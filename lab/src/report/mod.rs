@@ -4,9 +4,11 @@
 //! failure. Otherwise a router that turns away a seventh of its users would have the best times.
 
 mod print;
+mod standings;
 mod svg;
 
-pub use print::{COLUMNS, csv, standings, table};
+pub use print::{COLUMNS, csv, table};
+pub use standings::Standings;
 pub use svg::{Curve, curves};
 
 use crate::run::{End, Outcome, Record};
@@ -242,12 +244,18 @@ mod tests {
             ("one".to_owned(), vec![of("a", 1), of("b", 2)]),
             ("two".to_owned(), vec![of("a", 8), of("b", 2)]),
         ];
-        let lines: Vec<String> = standings(&cases)
+        let standings = Standings::new(&cases);
+        let lines: Vec<String> = standings
+            .table()
             .lines()
             .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
             .collect();
         assert_eq!(lines[1], "a 1.00 +0.0 4.00 -100.0 2.00 -50.0 4.00 -100.0");
         assert_eq!(lines[2], "b 2.00 +0.0 1.00 +0.0 1.41 +0.0 2.00 +0.0");
+        let markdown = standings.markdown();
+        let lines: Vec<&str> = markdown.lines().skip(2).collect();
+        assert_eq!(lines[0], "| best | 1.00 s, 100.0 % | 2.00 s, 100.0 % | | |");
+        assert_eq!(lines[2], "| b | 2.00 +0.0 | **1.00 +0.0** | 1.41 +0.0 | 2.00 +0.0 |");
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub fn table(summaries: &[Summary]) -> String {
 }
 
 /// Rows of as many cells each.
-fn aligned(rows: &[Vec<String>]) -> String {
+pub(super) fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let width = |at: usize| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();
@@ -52,43 +52,6 @@ fn aligned(rows: &[Vec<String>]) -> String {
         text.push('\n');
     }
     text
-}
-
-/// How far each policy is behind the best of each case: the 90th percentile of TTFT as a multiple, goodput in points.
-/// `cases` have the same policies in the same order. The last columns are the mean over the cases and the worst of them.
-pub fn standings(cases: &[(String, Vec<Summary>)]) -> String {
-    let mut rows = vec![vec!["TTFT p90 x best, good - best".to_owned()]];
-    rows[0].extend(cases.iter().map(|(name, _)| name.clone()));
-    rows[0].extend(["mean", "worst"].map(str::to_owned));
-    let policies = cases.first().map_or(&[][..], |(_, of)| of.as_slice());
-    for (at, policy) in policies.iter().enumerate() {
-        let mut row = vec![policy.policy.clone()];
-        let mut times = Vec::new();
-        let mut goods = Vec::new();
-        for (_, of) in cases {
-            let p90 = |summary: &Summary| summary.ttft_ms.p90.unwrap_or(f64::INFINITY);
-            let best = of.iter().map(p90).fold(f64::INFINITY, f64::min);
-            let most = of.iter().map(|summary| summary.good).fold(0.0, f64::max);
-            times.push(p90(&of[at]) / best);
-            goods.push((of[at].good - most) * 100.0);
-            row.push(behind(times[times.len() - 1], goods[goods.len() - 1]));
-        }
-        let count = cases.len().max(1) as f64;
-        let mean = (times.iter().map(|time| time.ln()).sum::<f64>() / count).exp();
-        row.push(behind(mean, goods.iter().sum::<f64>() / count));
-        row.push(behind(
-            times.iter().copied().fold(1.0, f64::max),
-            goods.iter().copied().fold(0.0, f64::min),
-        ));
-        rows.push(row);
-    }
-    aligned(&rows)
-}
-
-/// `1.03 -0.5`; what is more than a hundred times behind is just that.
-fn behind(time: f64, good: f64) -> String {
-    let time = if time < 100.0 { format!("{time:.2}") } else { ">100".to_owned() };
-    format!("{time} {:+.1}", if good > -0.05 { 0.0 } else { good })
 }
 
 /// Everything that a summary has, in one line each; a time that never came is empty.

@@ -13,7 +13,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use weir_lab::engine::{Spec, read_specs, specs};
-use weir_lab::report::{Curve, Summary, curves, standings, table};
+use weir_lab::report::{Curve, Standings, Summary, curves, table};
 use weir_lab::routing::{Role, Routing, Share};
 use weir_lab::run::{Change, Setup, Transfer};
 use weir_lab::suite::{self, Contender, SUITE, contenders, splitters};
@@ -42,6 +42,9 @@ pub enum Lab {
         /// A suite of one's own: JSON or YAML, a list of `workload`, `engine`, `speed` and `requests`.
         #[arg(long, value_name = "FILE", conflicts_with_all = ["trace", "suite"])]
         cases: Option<PathBuf>,
+        /// A Markdown file whose part between `<!-- suite -->` and `<!-- /suite -->` becomes the standings of several workloads.
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
         /// The pool, the routers and the requests.
         #[command(flatten)]
         bench: Bench,
@@ -152,14 +155,15 @@ pub fn run(lab: Lab, say: &dyn Fn(&str)) -> anyhow::Result<()> {
         Lab::Calibrate(options) => calibrate::calibrate(&options, say),
         Lab::Paper(options) => paper::paper(&options, say),
         Lab::Train(options) => paper::learn(&options),
-        Lab::Run { policy, bench } => compare(&[policy], &[bench.only()?], &bench, say),
-        Lab::Compare { policies, suite, cases, bench } => {
+        Lab::Run { policy, bench } => compare(&[policy], &[bench.only()?], &bench, None, say),
+        Lab::Compare { policies, suite, cases, out, bench } => {
             let cases = match (&cases, suite) {
                 (Some(file), _) => bench.all(&read_cases(file)?)?,
                 (None, true) => bench.all(SUITE)?,
                 (None, false) => vec![bench.only()?],
             };
-            compare(&policies, &cases, &bench, say)
+            ensure!(out.is_none() || cases.len() > 1, "--out: one workload has no standings");
+            compare(&policies, &cases, &bench, out.as_deref(), say)
         }
         Lab::Sweep { policies, speeds, svg, bench } => {
             ensure!(speeds.iter().all(|speed| *speed > 0.0), "--speeds: expected numbers above 0");
@@ -187,7 +191,13 @@ struct Case {
     engine: (String, Arc<Spec>),
 }
 
-fn compare(policies: &[String], cases: &[Case], bench: &Bench, say: &dyn Fn(&str)) -> anyhow::Result<()> {
+fn compare(
+    policies: &[String],
+    cases: &[Case],
+    bench: &Bench,
+    out: Option<&Path>,
+    say: &dyn Fn(&str),
+) -> anyhow::Result<()> {
     let summaries = jobs::run(&bench.contenders(policies)?, cases, bench)?;
     for (Case { workload, rate, engine: (engine, _) }, of) in cases.iter().zip(&summaries) {
         let Some(first) = of.first() else { continue };
@@ -207,9 +217,23 @@ fn compare(policies: &[String], cases: &[Case], bench: &Bench, say: &dyn Fn(&str
     if cases.len() > 1 {
         let named = |case: &Case| format!("{} {} x{}", case.workload.name, short(&case.engine.0), case.rate);
         let named: Vec<_> = cases.iter().map(named).zip(summaries.iter().cloned()).collect();
-        say(standings(&named).trim_end());
+        let standings = Standings::new(&named);
+        say(standings.table().trim_end());
+        if let Some(file) = out {
+            replace_in(file, &standings.markdown())?;
+        }
     }
     bench.traffic.write(&summaries.concat())
+}
+
+/// Puts a table between the marks of a file.
+fn replace_in(file: &Path, table: &str) -> anyhow::Result<()> {
+    let name = || file.display().to_string();
+    let text = std::fs::read_to_string(file).with_context(name)?;
+    let (begin, end) = ("<!-- suite -->\n", "<!-- /suite -->");
+    let parts = text.split_once(begin).and_then(|(before, rest)| Some((before, rest.split_once(end)?.1)));
+    let (before, after) = parts.with_context(|| format!("{}: no {} … {end}", name(), begin.trim_end()))?;
+    write(file, &format!("{before}{begin}{table}{end}{after}"))
 }
 
 /// Without the tail of a product of decimals.
