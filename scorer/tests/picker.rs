@@ -13,6 +13,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::OwnedReadHalf;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -242,37 +243,93 @@ async fn a_message_that_is_too_long_to_be_read_is_answered_413() {
     assert!(matches!(told, Told::ImmediateResponse(refused) if refused.status.as_ref().unwrap().code == 413));
 }
 
+/// What is sent on a connection of HTTP/2, frame by frame.
+#[derive(Default)]
+struct Frames(Vec<u8>);
+
+impl Frames {
+    fn push(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
+        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        self.0.extend([&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat());
+    }
+
+    /// Begins a request to the picker.
+    fn open(&mut self, stream: u32) {
+        // HPACK: POST, http, and two literals.
+        let path = b"/envoy.service.ext_proc.v3.ExternalProcessor/Process";
+        let head = [&[0x83, 0x86, 0x04, path.len() as u8], &path[..], &[0x01, 1, b'x']].concat();
+        self.push(1, 4, stream, &head);
+    }
+
+    /// Says a message of it, in a frame of its own.
+    fn say(&mut self, stream: u32, message: &[u8]) {
+        let length = u32::try_from(message.len()).unwrap().to_be_bytes();
+        self.push(0, 0, stream, &[&[0], &length[..], message].concat());
+    }
+
+    /// Sends all of it and a PING, and reads until that is answered: the connection lives.
+    async fn outlive(self, address: SocketAddr) {
+        let (mut read, mut write) = TcpStream::connect(address).await.unwrap().into_split();
+        let mut hello = Self(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec());
+        hello.push(4, 0, 0, &[]);
+        write.write_all(&hello.0).await.unwrap();
+        // Its windows apply once its settings are acknowledged.
+        assert_eq!(frame(&mut read).await.0, 4, "SETTINGS");
+        let [mut before, mut after] = [Self::default(), Self::default()];
+        before.push(4, 1, 0, &[]);
+        after.push(6, 0, 0, b"the ping");
+        let all = [before.0, self.0, after.0].concat();
+        let answered = async {
+            loop {
+                let (kind, flags, payload) = frame(&mut read).await;
+                assert_ne!(kind, 7, "GOAWAY: {payload:?}");
+                if (kind, flags) == (6, 1) && payload == b"the ping" {
+                    return;
+                }
+            }
+        };
+        let both = async { tokio::join!(write.write_all(&all), answered) };
+        tokio::time::timeout(PATIENCE, both).await.unwrap().0.unwrap();
+    }
+}
+
+/// The next frame: its kind, flags and payload.
+async fn frame(read: &mut OwnedReadHalf) -> (u8, u8, Vec<u8>) {
+    let mut head = [0; 9];
+    read.read_exact(&mut head).await.unwrap();
+    let [a, b, c, kind, flags, ..] = head;
+    let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
+    read.read_exact(&mut payload).await.unwrap();
+    (kind, flags, payload)
+}
+
 #[tokio::test]
 async fn streams_that_are_reset_at_once_cost_nobody_else_the_connection() {
-    const STREAMS: u32 = 500;
     let running = start(|_| {}).await;
-    let frame = |kind: u8, flags: u8, stream: u32, payload: &[u8]| {
-        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
-        [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
-    };
-    // HPACK: POST, http, and two literals.
-    let path = b"/envoy.service.ext_proc.v3.ExternalProcessor/Process";
-    let head = [&[0x83, 0x86, 0x04, path.len() as u8], &path[..], &[0x01, 1, b'x']].concat();
-    let mut bytes = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &frame(4, 0, 0, &[])].concat();
-    for stream in (0..STREAMS).map(|n| 2 * n + 1) {
-        bytes.extend(frame(1, 4, stream, &head));
-        bytes.extend(frame(3, 0, stream, &8_u32.to_be_bytes()));
+    let mut frames = Frames::default();
+    for stream in (0..500).map(|n| 2 * n + 1) {
+        frames.open(stream);
+        frames.push(3, 0, stream, &8_u32.to_be_bytes());
     }
-    bytes.extend(frame(6, 0, 0, b"the ping"));
-    let mut connection = TcpStream::connect(running.address).await.unwrap();
-    connection.write_all(&bytes).await.unwrap();
-    let answered = async {
-        loop {
-            let mut head = [0; 9];
-            connection.read_exact(&mut head).await.unwrap();
-            let [a, b, c, kind, flags, ..] = head;
-            assert_ne!(kind, 7, "GOAWAY");
-            let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
-            connection.read_exact(&mut payload).await.unwrap();
-            if (kind, flags) == (6, 1) && payload == b"the ping" {
-                return;
-            }
-        }
-    };
-    tokio::time::timeout(PATIENCE, answered).await.unwrap();
+    frames.outlive(running.address).await;
+}
+
+#[tokio::test]
+async fn bodies_in_pieces_of_a_byte_cost_nobody_else_the_connection() {
+    // About as many as may be under way of each. They wait to be read, since each has an answer that the client does not take.
+    const PIECES: usize = 20_000;
+    let running = start(|_| {}).await;
+    let field = |number: u8, content: &[u8]| [&[number << 3 | 2, content.len() as u8], content].concat();
+    let header = |key: &[u8], value: &[u8]| field(1, &[field(1, key), field(3, value)].concat());
+    let headers = [header(b":method", b"POST"), header(b":path", b"/v1/chat/completions")].concat();
+    // The request's headers, and the mode STREAMED, ahead of the headers' answer.
+    let head = [field(2, &field(1, &headers)), field(11, &[8, 2, 24, 1])].concat();
+    let piece = field(4, &field(1, b" "));
+    let mut frames = Frames::default();
+    for stream in (0..16).map(|n| 2 * n + 1) {
+        frames.open(stream);
+        frames.say(stream, &head);
+        (0..PIECES).for_each(|_| frames.say(stream, &piece));
+    }
+    frames.outlive(running.address).await;
 }

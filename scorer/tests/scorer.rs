@@ -257,6 +257,11 @@ async fn an_autoscaler_finds_what_the_documentation_names_in_its_units() {
     assert_eq!(value("inference_pool_ready_pods{name=\"a\"}"), 2.0);
     assert_eq!(value("llm_d_epp_scheduler_e2e_duration_seconds_count"), 1.0);
 
+    assert_eq!(value("weir_scorer_first_tokens_total{outcome=\"in_time\",pool=\"a\"}"), 0.0);
+    running
+        .report(&[Event::FirstToken { pool: "a".into(), lease: 1, served: addresses(1..2)[0].clone() }])
+        .await;
+
     for address in addresses(1..3) {
         let outcome = weir::breaker::Outcome::of_status(429, Some(Duration::from_secs(20)));
         running.report(&[Event::Attempted { pool: "a".into(), lease: 1, endpoint: address, outcome }]).await;
@@ -272,6 +277,8 @@ async fn an_autoscaler_finds_what_the_documentation_names_in_its_units() {
         "weir_scorer_turned_away_total{pool=\"a\",reason=\"full\"} 0",
         "weir_scorer_turned_away_tokens_total{pool=\"a\"} 70",
         "weir_scorer_saturation{pool=\"a\"} 1",
+        "weir_scorer_first_tokens_total{outcome=\"in_time\",pool=\"a\"} 1",
+        "weir_scorer_first_tokens_total{outcome=\"late\",pool=\"a\"} 0",
         "weir_scorer_serving_endpoints{pool=\"a\"} 0",
     ] {
         assert!(metrics.contains(line), "{line} is not in {metrics}");

@@ -167,6 +167,7 @@ impl Pool {
         let server = served.and_then(|address| self.places.get(address)).copied().unwrap_or(lease.place);
         if let Some((booked, tokens)) = lease.queued.take().filter(|_| lease.unseen.is_none()) {
             self.pace.learn(tokens, now.since(booked));
+            self.first_tokens.count(now.since(booked) > self.saturated);
             // Of another than the chosen one it is not known what it had to compute, nor since when.
             if server == lease.place {
                 let (place, uncached_tokens) = (lease.place, lease.uncached_tokens);

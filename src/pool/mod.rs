@@ -34,7 +34,7 @@ pub use leases::Outstanding;
 pub use message::Message;
 pub use pools::{Pools, Spec};
 pub use precise::{NO_TOKENS, Precise};
-pub use pressure::Pressure;
+pub use pressure::{FirstTokens, Pressure};
 pub use signals::{Adapters, Answered, Report, Said};
 pub use why::{Considered, Why};
 
@@ -104,6 +104,7 @@ pub struct Pool {
     pace: Pace,
     usual: Usual,
     saturated: Duration,
+    first_tokens: FirstTokens,
     /// Those that ended before they began: messages can overtake each other.
     ended_early: Ended,
     /// All that ended.
@@ -203,6 +204,7 @@ impl Pool {
             pace: Pace::new(config.prefill_tokens_per_s.get()),
             usual: Usual::default(),
             saturated: Duration::from_millis(config.saturated_ms.get()),
+            first_tokens: FirstTokens::default(),
             ended_early: Ended::new(seed),
             ended: Ended::new(seed),
             policy: Policy::read(&config.policy).map_err(|invalid| invalid.within("policy"))?,

@@ -16,6 +16,9 @@
 //! Not in it: KV usage, which is high in an engine that is well used and says nothing of who waits, and which some engines
 //! count with the prefixes that they only keep; and the engines' processors, which are busy as soon as one request runs.
 //!
+//! What pressure came to is told by streams' first tokens ([`FirstTokens`]): in time within `saturated_ms` of the booking. It is
+//! goodput as a client sees it, and late, so nothing scales by it; it says whether what one scales by was right.
+//!
 //! *Utilization* is llm-d's `utilization-detector`, for who compares. There an endpoint whose word is 200 ms old counts as
 //! full, so that a slow scrape has stopped whole pools; here one that says nothing is left out.
 
@@ -45,6 +48,22 @@ pub struct Pressure {
     pub utilization: Option<f64>,
     /// Endpoints that get requests.
     pub serving: u64,
+}
+
+/// First tokens of streams, since the pool is one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct FirstTokens {
+    /// Those that came within `saturated_ms` of the booking.
+    pub in_time: u64,
+    /// The others.
+    pub late: u64,
+}
+
+impl FirstTokens {
+    pub(super) fn count(&mut self, is_late: bool) {
+        let one = if is_late { &mut self.late } else { &mut self.in_time };
+        *one = one.saturating_add(1);
+    }
 }
 
 /// Uncached tokens of a usual prompt: a mean that fades.
@@ -101,6 +120,11 @@ impl Pool {
             utilization: (known > 0).then(|| utilizations / f64::from(known)),
             serving: self.endpoints.iter().filter(serves).count() as u64,
         }
+    }
+
+    /// How streams' first tokens came.
+    pub fn first_tokens(&self) -> FirstTokens {
+        self.first_tokens
     }
 
     fn saturation(&self, endpoint: &Endpoint, now: Instant) -> f64 {
@@ -179,6 +203,20 @@ mod tests {
         }
         let decoding = pool.pressure(NOW);
         assert_eq!((decoding.waiting, decoding.queued_tokens, decoding.saturation), (0, 0, 0.0));
+    }
+
+    #[test]
+    fn first_tokens_of_streams_are_in_time_or_late_and_count_once() {
+        let mut pool = pool(2);
+        let whole = Ask { demand: Demand { stream: false, ..ask(10).demand }, ..Ask::default() };
+        for (id, ask) in [(1, ask(10)), (2, ask(10)), (3, ask(10)), (4, whole)] {
+            pool.reserve(id, &ask, NOW).unwrap();
+        }
+        for (id, after) in [(1, 2_000), (2, 2_001), (2, 2_002), (4, 5)] {
+            pool.first_token(id, None, NOW + Duration::from_millis(after));
+        }
+        pool.end(3);
+        assert_eq!(pool.first_tokens(), FirstTokens { in_time: 1, late: 1 });
     }
 
     #[test]

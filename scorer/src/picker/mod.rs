@@ -51,10 +51,12 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-/// Bytes of one request that may be under way to here: a whole prompt, so that none waits for a window.
-const STREAM_WINDOW: u32 = 4 << 20;
-/// The same of one connection, on which an Envoy's worker sends all its requests.
-const CONNECTION_WINDOW: u32 = 64 << 20;
+/// Bytes of one request that may be under way to here: most prompts whole, so that few wait for a window.
+const STREAM_WINDOW: u32 = 256 << 10;
+/// The same of one connection, on which an Envoy's worker sends all its requests. HTTP/2's implementation takes half of it as
+/// the most that small frames which nobody has read yet may cost, at 256 bytes each, and closes the connection beyond. A client
+/// says how its body is cut, so this is far above what one can bring there: some 6 MiB a request, by the window above.
+const CONNECTION_WINDOW: u32 = 1 << 30;
 /// Requests on one connection. A stream stays open as long as its request, so there are many.
 const MOST_STREAMS: u32 = 100_000;
 /// Messages that one request is heard in before others have their turn: a body may come in a million pieces.

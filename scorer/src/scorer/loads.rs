@@ -4,7 +4,7 @@ use super::{Decision, Scorer};
 use serde::Serialize;
 use weir::breaker::Standing;
 use weir::limit::Tally;
-use weir::pool::{Load, Precise, Pressure, Said};
+use weir::pool::{FirstTokens, Load, Precise, Pressure, Said};
 
 /// What is known of one pool.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -26,6 +26,8 @@ pub struct PoolLoad {
     pub precise: Vec<Precise>,
     /// How hard it is pressed.
     pub pressure: Pressure,
+    /// How streams' first tokens came.
+    pub first_tokens: FirstTokens,
     /// The policy that chooses.
     pub policy: String,
     /// Requests that were booked since the scorer started.
@@ -54,6 +56,7 @@ impl Scorer {
             PoolLoad {
                 name: name.to_owned(),
                 pressure: pool.pressure(now),
+                first_tokens: pool.first_tokens(),
                 policy: pool.policy().to_owned(),
                 booked,
                 turned_away,

@@ -37,6 +37,7 @@ pub(super) struct Metrics {
     turned_away_tokens: IntCounterVec,
     prompt_tokens: IntCounterVec,
     cached_tokens: IntCounterVec,
+    first_tokens: IntCounterVec,
     reserve_seconds: Histogram,
     scrapes: IntCounterVec,
     shared_keys: IntGauge,
@@ -85,6 +86,11 @@ impl Metrics {
             "weir_scorer_cached_tokens_total",
             "Of these, the ones that were believed to be in its cache.",
             &["pool"],
+        )?;
+        let first_tokens = count(
+            "weir_scorer_first_tokens_total",
+            "First tokens of streams, by whether they came within choose.saturated_ms: in_time, late.",
+            &["pool", "outcome"],
         )?;
         let seconds = HistogramOpts::new(
             RESERVE_SECONDS,
@@ -142,6 +148,7 @@ impl Metrics {
             turned_away_tokens,
             prompt_tokens,
             cached_tokens,
+            first_tokens,
             reserve_seconds,
             scrapes,
             shared_keys,
@@ -272,6 +279,11 @@ impl Metrics {
         )?;
         let probes = gauge("weir_scorer_probes", "Probes out.", &["pool"])?;
         for pool in loads {
+            for (outcome, came) in [("in_time", pool.first_tokens.in_time), ("late", pool.first_tokens.late)]
+            {
+                let counter = self.first_tokens.with_label_values(&[&pool.name, outcome]);
+                counter.inc_by(came.saturating_sub(counter.get()));
+            }
             for said in &pool.engines {
                 let labels = [&pool.name, &said.address];
                 let numbers = [
