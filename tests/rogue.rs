@@ -1,5 +1,5 @@
 //! What a broken or hostile engine may answer: its client hears of it, nobody else does, and nothing is left over.
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test")]
 
 use rig::{Edit, Gateway, MODELS, Raw, Setup, chat, no_breaker, place_pool, with_opening};
 use serde_json::json;
@@ -131,7 +131,7 @@ async fn whatever_an_engine_answers_its_client_hears_of_it_and_nobody_else() {
                 answer.bytes().await.ok()?;
                 Some((status, headers))
             });
-            let answer = answer.await.unwrap_or_else(|_| panic!("{what}: no answer"));
+            let answer = answer.await.expect(what);
             let status = answer.as_ref().map_or(0, |(status, _)| *status);
             assert!(allowed.contains(&status), "{what}, stream {stream}: {status}");
             let own = answer.iter().flat_map(|(_, headers)| headers.keys());

@@ -31,7 +31,8 @@ pub(super) fn check(bootstrap: &Map<String, Value>, report: &mut Report) {
             continue;
         }
         for (own, limit) in report.of("limit").into_iter().filter(|(own, _)| own.starts_with(&within)) {
-            for (nth, one) in limit["limits"].as_array().into_iter().flatten().enumerate() {
+            for (nth, one) in limit.get("limits").and_then(Value::as_array).into_iter().flatten().enumerate()
+            {
                 let wait =
                     one.pointer("/queue/timeout_ms").and_then(Value::as_u64).map(Duration::from_millis);
                 if let Some(wait) = wait.filter(|wait| *wait >= bound) {
