@@ -3,7 +3,8 @@
 #
 # No nightly compiler and no cargo-fuzz are needed: libFuzzer comes as a crate, and the flags below are what
 # `cargo fuzz build --sanitizer none` passes. With WEIR_FUZZ_SANITIZER=address leaks and stray accesses in dependencies are
-# found too, at a third of the speed; that needs the runtime that rustup's toolchains have.
+# found too, at a third of the speed; that needs the runtime that rustup's toolchains have. With WEIR_FUZZ_SEED=1 each run begins
+# with the same inputs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -72,6 +73,7 @@ for target in "${TARGETS[@]}"; do
   mkdir -p "$corpus" "$found" "$OUT/seeds/$target"
   arguments=(-max_total_time="$SECONDS_EACH" -timeout=10 -rss_limit_mb=1024 -max_len=65536 -print_final_stats=1
     -artifact_prefix="$found$target-")
+  [ -z "${WEIR_FUZZ_SEED:-}" ] || arguments+=(-seed="$WEIR_FUZZ_SEED")
   [ ! -f "fuzz/dictionaries/$target.txt" ] || arguments+=(-dict="fuzz/dictionaries/$target.txt")
   log=$OUT/$target.log
   if "$OUT/$HOST/release/$target" "${arguments[@]}" "$corpus" "$OUT/seeds/$target" >"$log" 2>&1; then

@@ -245,7 +245,7 @@ impl Outcome {
                 Self::Filled(Usage { output: delivered, ..Usage::default() })
             }
             None if delivered > 0 => Self::Delivered(delivered),
-            None if status >= 400 || report.error.is_some() => Self::Nothing,
+            None if status >= 400 || report.error.is_some() && !report.unread => Self::Nothing,
             None if report.streamed && !report.unread => Self::Delivered(0),
             None => Self::Unknown,
         }

@@ -452,6 +452,12 @@ fn outcomes_follow_the_answer() {
     assert_eq!(Outcome::of(&document, 503), Outcome::Nothing);
     let failed = Report { error: Some("overloaded".into()), ..missing(0) };
     assert_eq!(Outcome::of(&failed, 200), Outcome::Nothing);
+    let answered = Report { unread: true, streamed: false, ..failed };
+    assert_eq!(
+        Outcome::of(&answered, 200),
+        Outcome::Unknown,
+        "an answer with an error beside it is not free"
+    );
     // Two events, and the text of two hundred tokens.
     let long = Report { text: 800, ..missing(2) };
     assert_eq!(Outcome::of(&long, 200), Outcome::Delivered(200));

@@ -9,8 +9,8 @@ use super::size::Size;
 /// A setting is shorter, with its quotes and brackets.
 const SHORT: usize = 256;
 
-/// Long, and no text of the prompt: what it steers is how tokens are picked, or where the request runs.
-const SETTINGS: [&str; 20] = [
+/// Long, and no text of the prompt: what it steers is how tokens are picked, where the request runs, or what it is called.
+const SETTINGS: [&str; 25] = [
     "logit_bias",
     "stop",
     "stop_token_ids",
@@ -31,6 +31,11 @@ const SETTINGS: [&str; 20] = [
     "kv_transfer_params",
     "vllm_xargs",
     "nvext",
+    "lora_path",
+    "request_id",
+    "rid",
+    "session_id",
+    "litellm_metadata",
 ];
 
 /// Vectors, pictures and sounds, as numbers or in base64. No engine makes a token of less than so many bytes of them: a vector of a

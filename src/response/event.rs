@@ -76,6 +76,8 @@ pub(super) struct Event<'a> {
     message: Option<&'a RawValue>,
     meta_info: Option<&'a RawValue>,
     choices: Option<&'a RawValue>,
+    output: Option<&'a RawValue>,
+    content: Option<&'a RawValue>,
     delta: Option<&'a RawValue>,
     text: Option<&'a RawValue>,
     error: Option<&'a RawValue>,
@@ -138,8 +140,8 @@ pub(super) struct Counted {
 }
 
 impl Counts {
-    /// On top of what was known. `None` where it has no number of tokens: to say `{}`, or seconds of audio, is to say nothing.
-    fn usage(self, known: Option<Usage>) -> Option<Counted> {
+    /// On top of what was known; `wrote`: it is of an answer. `None` where it has no number of tokens: to say `{}`, or seconds of audio, is to say nothing.
+    fn usage(self, known: Option<Usage>, wrote: bool) -> Option<Counted> {
         let input_details = self.prompt_tokens_details.or(self.input_tokens_details).unwrap_or_default();
         let output_details =
             self.completion_tokens_details.or(self.output_tokens_details).unwrap_or_default();
@@ -148,7 +150,8 @@ impl Counts {
         let written = self.cache_creation_input_tokens.unwrap_or(0);
         let output = self.completion_tokens.or(self.output_tokens);
         let input = self.prompt_tokens.or(self.input_tokens);
-        // Rerankers say the sum and nothing else.
+        // Rerankers say the sum and nothing else; of an answer that does not tell how much was written.
+        let output_said = output.is_some() || self.total_tokens.is_some() && (input.is_some() || !wrote);
         let rest = |part: Option<u64>| Some(self.total_tokens?.saturating_sub(part.unwrap_or(0)));
         let input = input.map(|n| n.saturating_add(apart).saturating_add(written)).or_else(|| rest(output));
         let output = output.or_else(|| rest(input));
@@ -165,7 +168,7 @@ impl Counts {
             output: total(known.output, output),
             reasoning: total(known.reasoning, reasoning),
         };
-        Some(Counted { usage, output_said: output.is_some() })
+        Some(Counted { usage, output_said })
     }
 }
 
@@ -178,7 +181,7 @@ pub(super) fn usage_at_end(tail: &[u8]) -> Option<Counted> {
         after.strip_prefix(b":")
     })?;
     let counts = serde_json::Deserializer::from_slice(value).into_iter::<Counts>().next()?.ok()?;
-    counts.usage(None)
+    counts.usage(None, true)
 }
 
 /// One choice of an OpenAI answer. An engine's `finish_reason` may be an object (SGLang).
@@ -206,7 +209,7 @@ impl<'a> Event<'a> {
         let inner: Option<Event<'_>> = read(self.response).or_else(|| read(self.message));
         let counts: Counts =
             read(self.usage).or_else(|| read(inner?.usage)).or_else(|| read(self.meta_info))?;
-        counts.usage(known)
+        counts.usage(known, self.choices.is_some())
     }
 
     /// Why the engine stopped.
@@ -248,6 +251,12 @@ impl<'a> Event<'a> {
             return Some(TOO_LONG.to_owned());
         }
         Some(kind.or(code).unwrap_or_else(|| "error".to_owned()))
+    }
+
+    /// Whether it is a document with an answer in it.
+    pub(super) fn is_answer(&self) -> bool {
+        let parts = [self.choices, self.output, self.content].into_iter();
+        parts.flatten().any(|list| !["null", "[]", "\"\""].contains(&list.get()))
     }
 
     /// Whether the stream is over with this event, in the dialects that say so in JSON.

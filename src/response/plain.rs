@@ -120,6 +120,8 @@ impl Plain {
             Form::Json { body, .. } => {
                 if let Some(event) = Event::parse(&body) {
                     found.take(&event);
+                    // An answer with an error beside it was written all the same.
+                    unread = found.error.is_some() && event.is_answer();
                 }
             }
             Form::Tail(tail) => found.note(usage_at_end(&tail)),

@@ -257,6 +257,22 @@ fn an_empty_error_is_none() {
 }
 
 #[test]
+fn an_answer_with_an_error_beside_it_was_written() {
+    const ERROR: &str = r#""error":{"type":"overloaded"}"#;
+    for (beside, written) in [
+        (r#""choices":[{"message":{"content":"much"}}],"#, true),
+        (r#""type":"message","content":[{"type":"text","text":"much"}],"#, true),
+        (r#""output":[{"type":"message"}],"#, true),
+        (r#""choices":[],"#, false),
+        (r#""output":null,"#, false),
+        ("", false),
+    ] {
+        let report = read("application/json", &format!("{{{beside}{ERROR}}}"), 9);
+        assert_eq!((report.error.as_deref(), report.unread), (Some("overloaded"), written), "{beside}");
+    }
+}
+
+#[test]
 fn errors_are_named_in_every_shape() {
     for (body, expected) in [
         (
@@ -324,6 +340,8 @@ fn usage_that_has_no_number_is_missing_and_what_was_delivered_counts() {
         let report = read(JSON, &format!("{{\"results\":[],\"usage\":{said}}}"), 7);
         assert_eq!((report.usage, report.status), (expected, Status::Complete), "{said}");
     }
+    let sum = read(JSON, r#"{"choices":[{"message":{}}],"usage":{"total_tokens":12}}"#, 7);
+    assert!(sum.status == Status::Partial && sum.unread, "how much of it was written nobody says");
 }
 
 #[test]

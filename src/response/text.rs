@@ -17,18 +17,25 @@ const LABELS: [&[u8]; 6] = [b"role", b"id", b"type", b"data", b"signature", b"fi
 
 /// Bytes of text that an event delivers.
 pub(super) fn delivered(data: &[u8]) -> u64 {
-    let of = |key: &[u8]| {
-        let values = memmem::find_iter(data, key).filter_map(|at| {
-            let after = data.get(at.saturating_add(key.len())..)?.trim_ascii_start();
-            Some(value(after.strip_prefix(b":")?))
-        });
-        values.fold(None, |sum: Option<u64>, bytes| Some(sum.unwrap_or(0).saturating_add(bytes)))
-    };
-    of(b"\"delta\"").or_else(|| of(b"\"text\"")).unwrap_or(0)
+    of(data, b"\"delta\"").or_else(|| of(data, b"\"text\"")).unwrap_or(0)
 }
 
-/// Bytes of all texts in the JSON value that begins here.
-fn value(mut json: &[u8]) -> u64 {
+/// Bytes of text in the values of a key; `None` where it has none. What stands within a value is not looked at again.
+fn of(mut json: &[u8], key: &[u8]) -> Option<u64> {
+    let mut sum = None::<u64>;
+    while let Some(at) = memmem::find(json, key) {
+        json = json.get(at.saturating_add(key.len())..).unwrap_or_default().trim_ascii_start();
+        if let Some(behind) = json.strip_prefix(b":") {
+            let (bytes, rest) = value(behind);
+            sum = Some(sum.unwrap_or(0).saturating_add(bytes));
+            json = rest;
+        }
+    }
+    sum
+}
+
+/// Bytes of all texts in the JSON value that begins here, and what comes behind it.
+fn value(mut json: &[u8]) -> (u64, &[u8]) {
     let (mut sum, mut depth, mut is_label) = (0_u64, 0_u32, false);
     while let Some((first, rest)) = json.split_first() {
         json = rest;
@@ -51,7 +58,7 @@ fn value(mut json: &[u8]) -> u64 {
             break;
         }
     }
-    sum
+    (sum, json)
 }
 
 /// A string whose opening quote is gone: as it is written, its length without escapes, and what comes behind it.
@@ -96,6 +103,7 @@ mod tests {
             (r#"{"type":"content_block_delta","delta":{"type":"text_delta","text":"hi \"delta\": x"}}"#, 13),
             (r#"{"type":"response.output_text.delta","delta":"h\u00e9y"}"#, 5),
             (r#"{"delta":7,"text":"not this"}"#, 0),
+            (r#"{"delta":{"delta":{"delta":"once"}}}"#, 4),
             (r#"{"choices":[{"delta":{"content":"cut of"#, 6),
             (r#"{"delta":{"content":"a\"#, 2),
             ("", 0),

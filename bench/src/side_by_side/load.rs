@@ -10,7 +10,9 @@ use super::http1::Connection;
 use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
+use std::num::NonZeroUsize;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tokio::task::{JoinSet, LocalSet};
@@ -36,6 +38,9 @@ pub(crate) struct Options {
     /// Open loop with so many requests a second.
     #[arg(long)]
     rate: Option<f64>,
+    /// Each request bears one of so many API keys.
+    #[arg(long)]
+    keys: Option<NonZeroUsize>,
 }
 
 /// What a measurement found.
@@ -49,7 +54,8 @@ pub(crate) struct Measured {
 
 pub(crate) async fn run(options: &Options) -> Result<()> {
     let requests: Vec<Vec<u8>> = bodies::pool(options.size)?.iter().map(|body| request(body)).collect();
-    let load = Rc::new(Load { port: options.port, requests, sent: Cell::new(0), wanted: options.requests });
+    let Options { port, keys, requests: wanted, .. } = *options;
+    let load = Rc::new(Load { port, requests, keys, sent: Cell::new(0), wanted });
     let begun = Instant::now();
     let latencies = match (options.concurrency, options.rate) {
         (Some(concurrency), _) => LocalSet::new().run_until(load.closed(concurrency)).await?,
@@ -77,20 +83,24 @@ pub(crate) async fn probe(port: u16) -> Result<()> {
 struct Load {
     port: u16,
     requests: Vec<Vec<u8>>,
+    keys: Option<NonZeroUsize>,
     sent: Cell<usize>,
     wanted: usize,
 }
 
 impl Load {
-    /// The next request of the pool, until enough were sent.
-    fn next(&self) -> Option<&[u8]> {
+    /// The next request of the pool, until enough were sent; its key at random, so that each measurement meets all of them.
+    fn next(&self) -> Option<Cow<'_, [u8]>> {
         let number = self.sent.get();
         self.sent.set(number + 1);
-        if number < self.wanted {
-            self.requests.get(number % self.requests.len()).map(Vec::as_slice)
-        } else {
-            None
+        if number >= self.wanted {
+            return None;
         }
+        let request = self.requests.get(number % self.requests.len())?;
+        let Some(keys) = self.keys else { return Some(request.into()) };
+        let key = format!("authorization: Bearer key-{}\r\n", fastrand::usize(..keys.get()));
+        let rest = request.strip_prefix(LINE.as_bytes())?;
+        Some([LINE.as_bytes(), key.as_bytes(), rest].concat().into())
     }
 
     async fn closed(self: Rc<Self>, concurrency: usize) -> Result<Vec<Duration>> {
@@ -101,7 +111,7 @@ impl Load {
                 let mut connection = Connection::open(load.port).await?;
                 let mut latencies = Vec::new();
                 while let Some(request) = load.next() {
-                    latencies.push(exchange(&mut connection, request).await?);
+                    latencies.push(exchange(&mut connection, &request).await?);
                 }
                 anyhow::Ok(latencies)
             });
@@ -132,7 +142,7 @@ impl Load {
                     Some(connection) => connection,
                     None => Connection::open(load.port).await?,
                 };
-                exchange(&mut connection, load.next().context("no request")?).await?;
+                exchange(&mut connection, &load.next().context("no request")?).await?;
                 idle.borrow_mut().push(connection);
                 anyhow::Ok(begun.elapsed())
             });
@@ -157,9 +167,11 @@ async fn exchange(connection: &mut Connection, request: &[u8]) -> Result<Duratio
     Ok(begun.elapsed())
 }
 
+const LINE: &str = "POST /v1/chat/completions HTTP/1.1\r\n";
+
 fn request(body: &str) -> Vec<u8> {
     format!(
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nuser-agent: weir-bench\r\naccept: */*\r\n\
+        "{LINE}host: 127.0.0.1\r\nuser-agent: weir-bench\r\naccept: */*\r\n\
          content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     )

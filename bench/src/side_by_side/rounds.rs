@@ -10,6 +10,7 @@ use super::process::LOAD_CORE;
 use super::report::{self, Row, Sample};
 use super::systems::{self, BASE, Plan, System};
 use anyhow::{Context, Result, ensure};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::{env, fs};
 use tokio::process::Command;
@@ -59,6 +60,10 @@ pub(crate) struct Options {
     /// Requests a second in the open loop.
     #[arg(long, default_value_t = 60.0)]
     rate: f64,
+    /// Each request bears one of so many API keys, at random; without this none has one. Settle with several times as many
+    /// requests, so that all have come.
+    #[arg(long)]
+    keys: Option<NonZeroUsize>,
     /// Requests of an open loop.
     #[arg(long, default_value_t = 400)]
     open_requests: usize,
@@ -112,7 +117,7 @@ async fn measured(options: &Options, plan: &Plan, scratch: &std::path::Path) -> 
         let mut rows: Vec<Row> =
             systems.iter().map(|system| Row { system: system.name.clone(), samples: Vec::new() }).collect();
         for system in &systems {
-            load(system.port, kib * 1024, settling(options.settle, kib), &shape(options))
+            load(options, system.port, kib * 1024, settling(options.settle, kib), &shape(options))
                 .await
                 .context("settling")?;
         }
@@ -153,23 +158,31 @@ async fn sample(options: &Options, system: &System, size: usize, requests: usize
     let concurrency = shape(options);
     let rate = ["--rate", &options.rate.to_string()].map(str::to_owned);
     if options.warm_up > 0 {
-        load(system.port, size, options.warm_up, &concurrency).await.context("warm-up")?;
+        load(options, system.port, size, options.warm_up, &concurrency).await.context("warm-up")?;
     }
     let before = system.cpu()?;
-    let closed = load(system.port, size, requests, &concurrency).await.context("closed loop")?;
+    let closed = load(options, system.port, size, requests, &concurrency).await.context("closed loop")?;
     let cpu = system.cpu()?.saturating_sub(before).as_secs_f64() * 1000.0 / requests as f64;
-    let open = load(system.port, size, options.open_requests, &rate).await.context("open loop")?;
+    let open = load(options, system.port, size, options.open_requests, &rate).await.context("open loop")?;
     Ok(Sample { cpu, closed, open })
 }
 
 /// Runs the client, this program's hidden command, to its end.
-async fn load(port: u16, size: usize, requests: usize, shape: &[String]) -> Result<Measured> {
+async fn load(
+    options: &Options,
+    port: u16,
+    size: usize,
+    requests: usize,
+    shape: &[String],
+) -> Result<Measured> {
+    let keys = options.keys.map(|keys| ["--keys".to_owned(), keys.to_string()]);
     let output = Command::new("taskset")
         .args(["-c", LOAD_CORE])
         .arg(systems::this_program())
         .args(["load", "--port", &port.to_string(), "--size", &size.to_string()])
         .args(["--requests", &requests.to_string()])
         .args(shape)
+        .args(keys.into_iter().flatten())
         .kill_on_drop(true)
         .output()
         .await?;

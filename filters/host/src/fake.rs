@@ -366,7 +366,7 @@ pub struct Fake {
 }
 
 impl Fake {
-    fn new(world: &Rc<World>, ticks: &Rc<Cell<bool>>) -> Self {
+    pub(crate) fn new(world: &Rc<World>, ticks: &Rc<Cell<bool>>) -> Self {
         Self {
             world: world.clone(),
             id: world.next_id(),

@@ -20,6 +20,7 @@ pub mod envoy;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod fake;
 mod headers;
+pub mod roll;
 
 pub use headers::Headers;
 

@@ -23,7 +23,7 @@ mod parts;
 mod share;
 
 use line::{Waiters, Warm};
-use parts::{BEAT, Parts};
+use parts::Parts;
 use share::{Asked as Call, Sharing};
 use std::time::Duration;
 use weir::instant::Instant;
@@ -33,6 +33,7 @@ use weir::limit::{
 };
 use weir::request::{Dialect, Facts};
 use weir::wire;
+use weir_host::roll::BEAT;
 use weir_host::{Callback, Filter, Flow, Host, Kind, Metric, Of, Reply};
 
 pub use weir::limit::Config;

@@ -4,7 +4,6 @@
 //! many keys in one call. After a failure the scorer is left alone for a while, and then tried by a renewal: no request
 //! waits for one that is known to hang.
 
-use crate::parts::BEAT;
 use std::collections::HashMap;
 use std::time::Duration;
 use weir::instant::Instant;
@@ -12,6 +11,7 @@ use weir::limit::{
     Claim, Claims, FailureMode, Grants, Heard, Hold, Limits, Renewal, Share, Short, Spend, Store,
 };
 use weir::wire;
+use weir_host::roll::BEAT;
 use weir_host::{Call, Host, Kind, Metric, Reply};
 
 /// Most keys that are renewed by one call: far below the scorer's limit of a body.

@@ -35,7 +35,7 @@ pub use config::{Config, Mode};
 
 use active::Active;
 use attempts::Attempts;
-use peers::{BEAT, Peers};
+use peers::Peers;
 use probes::Slot;
 use push::Push;
 use scorers::{Answer, Asked, Scorers};
@@ -50,6 +50,7 @@ use weir::pool::{Choice, LeaseId, Message, Pools};
 use weir::random::Random;
 use weir::request::{Dialect, Facts};
 use weir::wire::{self, Event};
+use weir_host::roll::BEAT;
 use weir_host::{Body, Callback, Filter, Flow, Host, Kind, Metric, Of, Reply};
 
 weir_host::serve!(Pick);

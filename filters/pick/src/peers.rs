@@ -6,38 +6,30 @@
 //! 0.1 ms. Decisions read nothing but local memory. Had the state been one shared value instead, every decision
 //! would have to read and write it whole.
 //!
-//! The list of queues is a shared value. A worker joins with its first request (Envoy also runs the plugin on its
-//! main thread, where nobody needs to hear anything), is told what happened before, gives a sign of life every second, and one whose signs
-//! stopped is taken off the list: its VM has gone, and its queue would only grow.
+//! A worker joins with its first request (Envoy also runs the plugin on its main thread, where nobody needs to hear anything) and is told what
+//! happened before. Who is there says `weir_host::roll`, by the numbers of their queues: the queue of a worker whose VM has gone would only grow.
 
-use std::time::Duration;
-use weir::instant::Instant;
 use weir::pool::Message;
 use weir_host::Host;
-
-/// A sign of life is due this often.
-pub(crate) const BEAT: Duration = Duration::from_secs(1);
-/// Without one for this long a worker has gone.
-const SILENCE: Duration = Duration::from_secs(5);
+use weir_host::roll::{Called, Roll};
 
 /// The workers that share one configuration.
 #[derive(Debug)]
 pub(crate) struct Peers {
-    group: String,
+    roll: Roll,
     own: Option<u32>,
     others: Vec<u32>,
-    beaten: Option<Instant>,
 }
 
 impl Peers {
     /// The name, among all workers with the same configuration, of an endpoint's slots.
     pub(crate) fn slots(&self, pool: &str, endpoint: &str) -> String {
-        format!("{}.probes.{pool}.{endpoint}", self.group)
+        format!("{}.probes.{pool}.{endpoint}", self.group())
     }
 
     /// What the workers share begins with this name.
     pub(crate) fn group(&self) -> &str {
-        &self.group
+        self.roll.name()
     }
 
     /// The queue on which this worker listens, once it has joined.
@@ -47,7 +39,7 @@ impl Peers {
 
     /// Workers with the same `group` hear each other.
     pub(crate) fn new(group: u64) -> Self {
-        Self { group: format!("weir.pick.{group:016x}"), own: None, others: Vec::new(), beaten: None }
+        Self { roll: Roll::new(format!("weir.pick.{group:016x}")), own: None, others: Vec::new() }
     }
 
     /// Whether this worker has joined.
@@ -57,11 +49,11 @@ impl Peers {
 
     /// Joins the others.
     pub(crate) fn join(&mut self, host: &dyn Host) {
-        self.own = host.queue(&format!("{}.{:016x}", self.group, host.random()));
-        self.beat(host);
-        if let Some(queue) = self.own {
-            self.send(host, &Message::Hello { queue });
-        }
+        let Some(queue) = host.queue(&format!("{}.{:016x}", self.group(), host.random())) else { return };
+        self.own = Some(queue);
+        self.roll.join(queue.into());
+        self.keep_up(host);
+        self.send(host, &Message::Hello { queue });
     }
 
     /// Whether it falls to this worker to tell a newcomer what happened before: one of them does.
@@ -99,7 +91,7 @@ impl Peers {
     }
 
     fn out(&self) -> String {
-        format!("{}.out", self.group)
+        format!("{}.out", self.group())
     }
 
     /// Whether anybody listens.
@@ -121,56 +113,24 @@ impl Peers {
 
     /// Gives a sign of life when one is due, and looks for those of the others.
     pub(crate) fn keep_up(&mut self, host: &dyn Host) {
-        let due = self.beaten.is_none_or(|beaten| host.now().since(beaten) >= BEAT);
-        if due && self.joined() {
-            self.beat(host);
+        if self.roll.is_due(host.now()) {
+            let called = self.roll.beat(host, &[]);
+            self.hear(host, called);
         }
     }
 
-    fn beat(&mut self, host: &dyn Host) {
-        let Some(own) = self.own else { return };
-        let now = host.now();
-        self.beaten = Some(now);
-        host.set_shared(&self.sign(own), &now.nanos().to_le_bytes(), None);
-        self.read_list(host);
-    }
-
-    /// Reads the list, with this worker on it and the silent ones off it.
+    /// Looks who is there.
     pub(crate) fn read_list(&mut self, host: &dyn Host) {
-        const TRIES: usize = 20;
-        let Some(own) = self.own else { return };
-        for _ in 0..TRIES {
-            let (bytes, version) =
-                host.shared(&self.group).map_or((Vec::new(), None), |(bytes, v)| (bytes, Some(v)));
-            let listed: Vec<u32> = bytes
-                .chunks_exact(4)
-                .filter_map(|id| Some(u32::from_le_bytes(id.try_into().ok()?)))
-                .collect();
-            let (mut alive, gone): (Vec<u32>, Vec<u32>) =
-                listed.iter().partition(|queue| **queue == own || self.is_alive(host, **queue));
-            if !alive.contains(&own) {
-                alive.push(own);
-            }
-            let bytes: Vec<u8> = alive.iter().flat_map(|queue| queue.to_le_bytes()).collect();
-            if alive == listed || host.set_shared(&self.group, &bytes, version) {
-                // Nobody else will read what was sent to the dead.
-                gone.iter().for_each(|queue| while host.dequeue(*queue).is_some() {});
-                alive.retain(|queue| *queue != own);
-                self.others = alive;
-                return;
-            }
+        self.hear(host, self.roll.call(host));
+    }
+
+    fn hear(&mut self, host: &dyn Host, called: Option<Called>) {
+        let Some(Called { others, gone, .. }) = called else { return };
+        let queue = |id: u64| u32::try_from(id).ok();
+        // Nobody else will read what was sent to the dead.
+        for queue in gone.into_iter().filter_map(|(id, _)| queue(id)) {
+            while host.dequeue(queue).is_some() {}
         }
-    }
-
-    fn is_alive(&self, host: &dyn Host, queue: u32) -> bool {
-        let sign = host
-            .shared(&self.sign(queue))
-            .and_then(|(bytes, _)| bytes.try_into().ok())
-            .map(u64::from_le_bytes);
-        sign.is_some_and(|nanos| host.now().since(Instant::from_nanos(nanos)) < SILENCE)
-    }
-
-    fn sign(&self, queue: u32) -> String {
-        format!("{}.{queue}", self.group)
+        self.others = others.into_iter().filter_map(queue).collect();
     }
 }

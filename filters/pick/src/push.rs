@@ -12,7 +12,6 @@
 
 use crate::config;
 use crate::duty::{Duty, Held};
-use crate::peers::BEAT;
 use crate::scorers::Scorers;
 use crate::{Pick, count};
 use std::collections::VecDeque;
@@ -22,6 +21,7 @@ use weir::instant::Instant;
 use weir::pool::{Message, Pools};
 use weir::replicas::{LISTENS, Listener, ReplicaId, Told};
 use weir::wire;
+use weir_host::roll::BEAT;
 use weir_host::{Host, Kind, Metric, Reply};
 
 /// What the worker that speaks passes on to the others begins so; a [`Message`] does not.

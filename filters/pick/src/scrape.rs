@@ -6,12 +6,12 @@
 //! answer comes to is the core's to say (`weir::signals`).
 
 use crate::duty::{Duty, Held};
-use crate::peers::BEAT;
 use std::time::Duration;
 use weir::instant::Instant;
 use weir::pool::{Report, Spec};
 use weir::random::Random;
 use weir::signals::{self, Config, Reading, Rhythm, Scraped};
+use weir_host::roll::BEAT;
 use weir_host::{Fetch, Host, Kind, Metric, Reply};
 
 /// Another worker asks once the one that did has been silent for so long.

@@ -148,6 +148,7 @@ fn fields_that_are_not_read_count_where_they_may_be_text_of_the_prompt() {
         (r#","chat_template_kwargs":{"enable_thinking":false}"#.to_owned(), 0),
         (format!(r#","logit_bias":{{"{long}":1}}"#), 0),
         (format!(r#","guided_json":{{"{long}":1}}"#), 0),
+        (format!(r#","request_id":"{long}""#), 0),
         (format!(r#","prompt_embeds":"{long}""#), 4),
     ] {
         assert_eq!(size(&field).0, tokens + more, "{}", &field[..20]);
