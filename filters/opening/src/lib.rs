@@ -16,7 +16,7 @@
 //! other endpoint would answer better; and where there is no other group it passes at once, as the client's fault that it is. The same holds for
 //! engines that say it as the first event of a stream. What is no stream and no refusal passes as it comes.
 //!
-//! What comes in pieces is waited for only so long ([`MOST_TIME`], [`MOST_BYTES`]): after that it passes with its next piece. If
+//! What comes in pieces is waited for only so long (`MOST_TIME`, `MOST_BYTES`): after that it passes with its next piece. If
 //! there is none, Envoy's limit for an answer that stands still (`per_try_idle_timeout`) ends the attempt, and the next endpoint is tried.
 //!
 //! It is a module of its own since it costs a callback for each piece of an answer, which `breaker` does not need. Its plugin needs
