@@ -197,12 +197,17 @@ async fn a_provider_serves_what_an_engine_itself_says_is_too_long() {
     streamed["stream"] = true.into();
     assert_eq!(place.ask(&streamed).await.1.as_deref(), Some("0 to 1: too_long"));
     // Any other 400 is the client's, and the provider's word on a long prompt is the last: once, and as it came.
-    let other = r#"{"error":{"message":"max_tokens must be at least 1","type":"BadRequestError","param":null,"code":400}}"#;
-    say(&saying(400, &[], other));
-    place.provider.heard();
-    let (status, spilled, answer) = place.ask(&chat("hello")).await;
-    assert_eq!((status, spilled, answer), (400, None, serde_json::from_str(other).unwrap()));
-    assert_eq!((asked().iter().sum::<usize>(), place.provider.heard().len()), (1, 0));
+    let others = [
+        r#"{"error":{"message":"max_tokens must be at least 1","type":"BadRequestError","param":null,"code":400}}"#,
+        r#"{"error":{"message":"1 validation error: {'input': 'prompt is too long: 5000 tokens > 4096 maximum'}","type":"BadRequestError","code":400}}"#,
+    ];
+    for other in others {
+        say(&saying(400, &[], other));
+        place.provider.heard();
+        let (status, spilled, answer) = place.ask(&chat("hello")).await;
+        assert_eq!((status, spilled, answer), (400, None, serde_json::from_str(other).unwrap()));
+        assert_eq!((asked().iter().sum::<usize>(), place.provider.heard().len()), (1, 0));
+    }
     say(&saying(400, &[], TOO_LONG[0]));
     place.provider.says(saying(400, &[], TOO_LONG[2]));
     let request = place.gateway.client.post(format!("{}/v1/chat/completions", place.gateway.url));

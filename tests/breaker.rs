@@ -271,8 +271,8 @@ async fn after_a_cooldown_one_probe_goes_out_however_many_come() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_tried_elsewhere_once_bytes_have_reached_the_client() {
     let idle: Edit = Box::new(|envoy| {
-        for manager in find_all(envoy, &|value| value["stream_idle_timeout"].is_string()) {
-            manager["stream_idle_timeout"] = "2s".into();
+        for route in find_all(envoy, &|value| value["cluster"].is_string() && value["timeout"].is_string()) {
+            route["idle_timeout"] = "2s".into();
         }
     });
     let setup = Setup { engines: [2, 1], edit: Some(idle), ..Setup::default() };

@@ -4,8 +4,7 @@
 use futures_util::future::join_all;
 use rig::backend::Saying;
 use rig::{
-    Backend, Edit, Gateway, MODELS, Raw, Setup, breaker, chat, fields, find_all, place_pool, request_id,
-    shipped,
+    Backend, Edit, Gateway, MODELS, Raw, Setup, breaker, chat, fields, place_pool, request_id, with_opening,
 };
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -20,21 +19,6 @@ fn stream(content: &str) -> Value {
     let mut body = chat(MODELS[0], content, 4);
     body["stream"] = true.into();
     body
-}
-
-/// Puts `opening` into the clusters, behind `breaker`.
-fn opening(envoy: &mut Value) {
-    let mut filter = shipped("envoy/opening.yaml").unwrap();
-    let file = rig::repository().join("dist/opening.wasm").display().to_string();
-    for code in find_all(&mut filter, &|value| value["filename"].is_string()) {
-        code["filename"] = file.clone().into();
-    }
-    let in_cluster = |value: &Value| {
-        value.as_array().is_some_and(|list| list.iter().any(|part| part["name"] == "breaker"))
-    };
-    for filters in find_all(envoy, &in_cluster) {
-        filters.as_array_mut().unwrap().insert(1, filter.clone());
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -121,7 +105,7 @@ fn says(backend: &Backend, pieces: &[&str]) {
 
 fn pool(addresses: Vec<String>) -> Edit {
     Box::new(move |envoy| {
-        opening(envoy);
+        with_opening(envoy);
         place_pool(envoy, 0, &addresses);
     })
 }
@@ -148,12 +132,14 @@ async fn an_engine_that_dies_between_headers_and_first_token_costs_a_retry_and_n
 async fn an_error_as_the_first_event_is_retried_and_one_behind_a_token_is_not() {
     let error = "data: {\"error\":{\"message\":\"x\",\"type\":\"InternalServerError\",\"param\":null,\"code\":500}}\n\n";
     let [ill, well] = [Backend::start().await.unwrap(), Backend::start().await.unwrap()];
-    says(&ill, &[error, "data: [DONE]\n\n"]);
     says(&well, &EVENTS);
     let edit = pool(vec![ill.address.clone(), well.address.clone()]);
     let gateway =
         Gateway::start(Setup { engines: [0, 1], edit: Some(edit), ..Setup::default() }).await.unwrap();
     for turn in 0..8 {
+        // It comes in two pieces.
+        let (first, rest) = error.split_at(1 + turn * 10);
+        says(&ill, &[first, rest, "data: [DONE]\n\n"]);
         let answer = gateway.chat(&stream(&format!("{turn} {}", "x".repeat(300)))).await.unwrap();
         assert_eq!((answer.status().as_u16(), answer.text().await.unwrap()), (200, EVENTS.concat()));
     }

@@ -101,6 +101,18 @@ async fn clients_that_leave_leave_nothing(scorer: bool, chain: bool) {
         leave(connection, turn);
     }
     follows(&gateway, "at once").await;
+
+    // Nobody is shunned for what was never served.
+    gateway.engines[0].iter().for_each(|engine| engine.clear_requests());
+    let answers = (0..40).map(|turn| {
+        let body = chat(MODELS[0], &format!("{turn} {}", "even ".repeat(50)), 1);
+        let gateway = &gateway;
+        async move { gateway.chat(&body).await.unwrap().status() }
+    });
+    let answers = futures_util::future::join_all(answers).await;
+    assert!(answers.iter().all(|status| *status == 200), "{answers:?}");
+    let at_the_first = gateway.received(0).iter().filter(|(place, _)| *place == 0).count();
+    assert!((10..=30).contains(&at_the_first), "{at_the_first} of 40");
 }
 
 #[tokio::test(flavor = "multi_thread")]

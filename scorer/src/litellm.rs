@@ -13,16 +13,22 @@
 //! | `routing_strategy` | `choose.policy`, under the same names |
 //! | `num_retries` | `choose.attempts`, one more |
 //! | `allowed_fails`, `cooldown_time` | `choose.breaker`: more failures than that in a minute trip; a 429 holds off for the cooldown |
+//! | `disable_cooldowns` | `choose.breaker` that has nobody out |
 //!
-//! Everything else is named with its path, and left out; so is a deployment that is no endpoint: a provider's host name, TLS,
-//! an API of another kind. What comes out has been read by the very filters' configuration types.
+//! Everything else is named with its path, and left out; so is a value that Weir does not take, and a deployment that is no endpoint: a
+//! provider's host name, TLS, an API of another kind, a name for many models (`*`), a reference to the environment. Of
+//! groups that one model serves the first is a pool; another with the same endpoints is a second name for it, and one with others
+//! cannot be told apart once the name is the model's. What comes out has been read by the very filters' configuration types.
 
+mod accepted;
 mod prices;
+mod settings;
 
 pub use prices::import as import_prices;
 
 use prices::Rates;
 use serde_json::{Map, Value, json};
+use std::net::{AddrParseError, SocketAddr};
 use weir::invalid::Invalid;
 
 /// What has become of a configuration.
@@ -63,18 +69,22 @@ pub fn import(document: &Value, price_list: Option<&Value>) -> Result<Imported, 
     let mut left_out = Vec::new();
     let mut groups: Vec<Group> = Vec::new();
     let list = document.get("model_list").and_then(Value::as_array);
-    for (nth, deployment) in list.ok_or_else(|| Invalid::new("model_list", "missing"))?.iter().enumerate() {
+    for (nth, deployment) in
+        list.ok_or_else(|| Invalid::new("model_list", "missing, or no list"))?.iter().enumerate()
+    {
         add(&mut groups, deployment, price_list, &format!("model_list[{nth}]"), &mut left_out);
     }
+    let aliases = same_model(&mut groups, &mut left_out);
     groups.iter_mut().for_each(order);
-    let choose = choose(document.get("router_settings"), &mut left_out);
+    let choose = settings::choose(document.get("router_settings"), &mut left_out);
     for (section, value) in document.as_object().into_iter().flatten() {
         if !["model_list", "router_settings"].contains(&section.as_str()) {
             let keys = value.as_object().into_iter().flatten().map(|(key, _)| format!("{section}.{key}"));
             left_out.extend(keys.map(|at| Invalid::new(at, "not carried over")));
         }
     }
-    let rules = rules(&groups, document.pointer("/router_settings/model_group_alias"), &mut left_out);
+    let rules =
+        rules(&groups, &aliases, document.pointer("/router_settings/model_group_alias"), &mut left_out);
     let pool = |group: &Group| {
         let Group { name, served, endpoints, attributes, .. } = group;
         json!({"name": name, "models": [served], "endpoints": endpoints, "attributes": attributes})
@@ -108,13 +118,18 @@ fn add(
     at: &str,
     left_out: &mut Vec<Invalid>,
 ) {
+    if !deployment.is_object() {
+        return left_out.push(Invalid::new(at, "is no deployment; it is left out"));
+    }
     let text = |pointer: &str| deployment.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
     let name = text("/model_name");
     let endpoint = match endpoint(text("/litellm_params/api_base")) {
         Ok(endpoint) if !name.is_empty() => endpoint,
         Ok(_) => {
-            return left_out
-                .push(Invalid::new(format!("{at}.model_name"), "missing; the deployment is left out"));
+            return left_out.push(Invalid::new(
+                format!("{at}.model_name"),
+                "missing, or no text; the deployment is left out",
+            ));
         }
         Err(why) => {
             let why = format!("{why}; the deployment is left out");
@@ -125,6 +140,12 @@ fn add(
     let model = text("/litellm_params/model");
     let served = model.split_once('/').map_or(model, |(_, served)| served);
     let served = if served.is_empty() { name } else { served };
+    if let Some((field, _)) =
+        [("model_name", name), ("litellm_params.model", served)].iter().find(|(_, name)| name.contains('*'))
+    {
+        let why = "stands for many models; the deployment is left out";
+        return left_out.push(Invalid::new(format!("{at}.{field}"), why));
+    }
     let place = groups.iter().position(|group| group.name == name).unwrap_or_else(|| {
         let (name, served) = (name.to_owned(), served.to_owned());
         groups.push(Group { name, served, endpoints: Vec::new(), attributes: Map::new(), rates: None });
@@ -144,7 +165,11 @@ fn add(
     for section in ["model_info", "litellm_params"] {
         for (key, value) in deployment.get(section).and_then(Value::as_object).into_iter().flatten() {
             if let Some((_, own)) = ATTRIBUTES.iter().find(|(theirs, _)| theirs == key) {
-                attributes.insert((*own).to_owned(), number(value));
+                match accepted::attribute(own, value) {
+                    _ if value.is_null() => {}
+                    Ok(value) => drop(attributes.insert((*own).to_owned(), value)),
+                    Err(why) => left_out.push(Invalid::new(format!("{at}.{section}.{key}"), why)),
+                }
             } else if !["model", "api_base", "id", "base_model"].contains(&key.as_str())
                 && !prices::is_carried(key)
             {
@@ -163,12 +188,6 @@ fn add(
         left_out.push(Invalid::new(at, why));
     }
     group.rates = Some(if differ { dearer } else { rates });
-}
-
-/// Some write numbers as texts, and some YAML readers take `1e-6` for one.
-fn number(value: &Value) -> Value {
-    let number = value.as_str().and_then(|text| serde_json::from_str::<serde_json::Number>(text).ok());
-    number.map_or_else(|| value.clone(), Value::Number)
 }
 
 /// What a deployment's tokens cost: by its own settings, else by the price list, under `base_model` or its name.
@@ -209,6 +228,9 @@ fn endpoint(api_base: &str) -> Result<String, String> {
     if api_base.is_empty() {
         return Err("missing: a provider's own API is no endpoint".into());
     }
+    if api_base.starts_with("os.environ/") {
+        return Err(format!("{api_base:?} is in the environment of LiteLLM; write its value here"));
+    }
     let Some(rest) = api_base.strip_prefix("http://") else {
         return Err(format!("{api_base:?} is not http: Envoy's cluster would have to speak TLS"));
     };
@@ -216,197 +238,64 @@ fn endpoint(api_base: &str) -> Result<String, String> {
     if !["", "v1", "v1/"].contains(&path) {
         return Err(format!("{api_base:?} has a path of its own"));
     }
-    match host.parse::<std::net::SocketAddr>() {
-        Ok(address) => Ok(address.to_string()),
-        Err(_) => Err(format!("{host:?} is not an IP address with a port")),
-    }
+    let address = host.parse().or_else(|_| Ok(SocketAddr::new(host.parse()?, 80)));
+    address
+        .map(|address: SocketAddr| address.to_string())
+        .map_err(|_: AddrParseError| format!("{host:?} is not an IP address, with or without a port"))
 }
 
-/// `router_settings` as `choose`.
-fn choose(settings: Option<&Value>, left_out: &mut Vec<Invalid>) -> Value {
-    let mut choose = Map::new();
-    let number = |key: &str| settings.and_then(|settings| settings.get(key)).and_then(Value::as_u64);
-    for (key, value) in settings.and_then(Value::as_object).into_iter().flatten() {
-        let at = format!("router_settings.{key}");
-        match key.as_str() {
-            "routing_strategy" => match weir::policy::Policy::read(value) {
-                Ok(_) => {
-                    choose.insert("policy".into(), value.clone());
-                }
-                Err(invalid) => left_out.push(Invalid::new(at, invalid.why)),
-            },
-            "num_retries" if value.is_u64() => {
-                choose.insert("attempts".into(), value.as_u64().unwrap_or(0).saturating_add(1).into());
+/// Takes groups out whose model another one serves already; those with the same endpoints come back as names for it.
+fn same_model(groups: &mut Vec<Group>, left_out: &mut Vec<Invalid>) -> Vec<(String, String)> {
+    let mut aliases = Vec::new();
+    let mut kept: Vec<Group> = Vec::new();
+    for group in groups.drain(..) {
+        let first = kept.iter().find(|first| first.served == group.served);
+        match first.map(|first| (first, first.endpoints.iter().all(|own| group.endpoints.contains(own)))) {
+            None => kept.push(group),
+            Some((first, true)) if first.endpoints.len() == group.endpoints.len() => {
+                aliases.push((group.name, group.served));
             }
-            "allowed_fails" | "cooldown_time" if value.is_u64() => {}
-            // What it turns on is always done here: `max_input_tokens` is kept to.
-            "enable_pre_call_checks" if *value == Value::Bool(true) => {}
-            "model_group_alias" => {}
-            _ => left_out.push(Invalid::new(at, "not carried over")),
+            Some((first, _)) => {
+                let why = format!(
+                    "group {:?}: {:?} is what {:?} is served by, at other endpoints; the group is left out",
+                    group.name, group.served, first.name
+                );
+                left_out.push(Invalid::new("model_list", why));
+            }
         }
     }
-    // LiteLLM's own defaults, where one of the two is given.
-    let (fails, cooldown_s) = (number("allowed_fails"), number("cooldown_time"));
-    if fails.is_some() || cooldown_s.is_some() {
-        let cooldown_ms = cooldown_s.unwrap_or(5).saturating_mul(1_000).max(1);
-        let breaker = json!({
-            "rules": [{
-                "name": "allowed_fails",
-                "failure_condition": {
-                    "count": fails.unwrap_or(3).saturating_add(1),
-                    "interval_ms": 60_000,
-                    "status_code_ranges": [{"min": 401, "max": 401}, {"min": 404, "max": 404}, {"min": 408, "max": 408},
-                                           {"min": 500, "max": 599}],
-                    "error_reasons": ["connect", "reset", "timeout", "cut", "error", "garbage"],
-                },
-                "trip_duration_ms": cooldown_ms,
-            }],
-            "hold_off_ms": cooldown_ms,
-        });
-        choose.insert("breaker".into(), breaker);
-    }
-    choose.into()
+    *groups = kept;
+    aliases
 }
 
 /// Names that clients use and engines do not.
-fn rules(groups: &[Group], aliases: Option<&Value>, left_out: &mut Vec<Invalid>) -> Vec<Value> {
+fn rules(
+    groups: &[Group],
+    second_names: &[(String, String)],
+    aliases: Option<&Value>,
+    left_out: &mut Vec<Invalid>,
+) -> Vec<Value> {
     let rule = |name: &str, served: &str| json!({"models": [name], "targets": [{"model": served}]});
-    let renamed = groups.iter().filter(|group| group.name != group.served);
-    let mut rules: Vec<Value> = renamed.map(|group| rule(&group.name, &group.served)).collect();
+    let first_names = groups.iter().map(|group| (group.name.as_str(), group.served.as_str()));
+    let names = first_names.chain(second_names.iter().map(|(name, served)| (name.as_str(), served.as_str())));
+    let mut rules: Vec<Value> = names
+        .clone()
+        .filter(|(name, served)| name != served)
+        .map(|(name, served)| rule(name, served))
+        .collect();
     for (alias, target) in aliases.and_then(Value::as_object).into_iter().flatten() {
         let target = target.as_str().or_else(|| target.get("model").and_then(Value::as_str));
-        match groups.iter().find(|group| Some(group.name.as_str()) == target) {
-            Some(group) => rules.push(rule(alias, &group.served)),
-            None => left_out.push(Invalid::new(
-                format!("router_settings.model_group_alias.{alias}"),
-                "names no group that is here",
-            )),
+        let at = format!("router_settings.model_group_alias.{alias}");
+        match names.clone().find(|(name, _)| Some(*name) == target) {
+            Some(_) if names.clone().any(|(name, _)| name == alias.as_str()) => {
+                left_out.push(Invalid::new(at, "is the name of a group, which is kept"));
+            }
+            Some((_, served)) => rules.push(rule(alias, served)),
+            None => left_out.push(Invalid::new(at, "names no group that is here")),
         }
     }
     rules
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn imported(yaml: &str) -> (Value, Vec<String>) {
-        imported_with(yaml, None)
-    }
-
-    fn imported_with(yaml: &str, price_list: Option<&Value>) -> (Value, Vec<String>) {
-        let imported = import(&crate::document::read_one(yaml.as_bytes()).unwrap(), price_list).unwrap();
-        (imported.config, imported.left_out.iter().map(ToString::to_string).collect())
-    }
-
-    #[test]
-    fn a_model_list_becomes_pools_and_what_is_left_out_is_named() {
-        let (config, left_out) = imported(
-            "
-model_list:
-  - model_name: chat
-    litellm_params: { model: hosted_vllm/org/chat-7b, api_base: 'http://10.0.0.1:8000/v1', weight: 3, rpm: 60, api_key: os.environ/KEY }
-  - model_name: chat
-    litellm_params: { model: hosted_vllm/org/chat-7b, api_base: 'http://10.0.0.2:8000', order: 2, max_parallel_requests: 8 }
-    model_info: { id: two, input_cost_per_token: 0.000001 }
-  - model_name: chat
-    litellm_params: { model: azure/chat, api_base: 'https://x.example.com' }
-  - model_name: small
-    litellm_params: { model: openai/small, api_base: 'http://10.0.0.3:8000/v1/' }
-router_settings:
-  routing_strategy: simple-shuffle
-  num_retries: 2
-  allowed_fails: 3
-  cooldown_time: 30
-  model_group_alias: { gpt-4: chat, gpt-5: nothing }
-  redis_host: localhost
-litellm_settings: { drop_params: true }
-",
-        );
-        let pick = &config["pick"];
-        assert_eq!(pick["pools"][0]["models"], json!(["org/chat-7b"]));
-        assert_eq!(pick["pools"][0]["endpoints"], json!(["10.0.0.1:8000", "10.0.0.2:8000"]));
-        let attributes = &pick["pools"][0]["attributes"];
-        assert_eq!(attributes["10.0.0.1:8000"], json!({"weight": 3, "rpm": 60, "priority": 3}));
-        assert_eq!(
-            attributes["10.0.0.2:8000"],
-            json!({"priority": 2, "max_in_flight": 8, "input_cost_per_token": 0.000_001})
-        );
-        assert_eq!(pick["pools"][1]["models"], json!(["small"]));
-        assert_eq!(
-            (&pick["choose"]["policy"], &pick["choose"]["attempts"]),
-            (&json!("simple-shuffle"), &json!(3))
-        );
-        let rule = &pick["choose"]["breaker"]["rules"][0];
-        assert_eq!(
-            (&rule["failure_condition"]["count"], &rule["trip_duration_ms"]),
-            (&json!(4), &json!(30_000))
-        );
-        let renames = &config["extract"]["rewrite"]["rules"];
-        assert_eq!(renames[0], json!({"models": ["chat"], "targets": [{"model": "org/chat-7b"}]}));
-        assert_eq!(renames[1], json!({"models": ["gpt-4"], "targets": [{"model": "org/chat-7b"}]}));
-        assert_eq!(pick, &config["scorer"], "both have the same");
-        for place in [
-            "model_list[0].litellm_params.api_key: ",
-            "model_list[2].litellm_params.api_base: \"https://x.example.com\" is not http",
-            "router_settings.redis_host: ",
-            "router_settings.model_group_alias.gpt-5: names no group",
-            "litellm_settings.drop_params: ",
-        ] {
-            assert!(left_out.iter().any(|line| line.starts_with(place)), "{place}: {left_out:?}");
-        }
-        assert_eq!(
-            config["limit"]["cost"]["prices"]["models"],
-            json!({"org/chat-7b": {"input": 1.0, "output": 0.0}})
-        );
-        assert!(left_out.iter().any(|line| line.starts_with("model_list[1].output_cost_per_token: missing")));
-        assert_eq!(left_out.len(), 6, "{left_out:?}");
-    }
-
-    #[test]
-    fn prices_are_a_deployments_own_else_the_lists_and_the_dearest_of_a_group_count() {
-        let list = json!({
-            "gpt-4o": {"input_cost_per_token": 2.5e-06, "output_cost_per_token": 1e-05, "cache_read_input_token_cost": 1.25e-06},
-            "azure/other": {"input_cost_per_token": 1e-06, "output_cost_per_token": 2e-06},
-        });
-        let yaml = "
-model_list:
-  - { model_name: a, litellm_params: { model: openai/gpt-4o, api_base: 'http://10.0.0.1:1' } }
-  - { model_name: b, litellm_params: { model: hosted_vllm/b, api_base: 'http://10.0.0.2:1', input_cost_per_token: 0.000003,
-      output_cost_per_token: '0.000004', cache_creation_input_token_cost: 0.1 }, model_info: { base_model: gpt-4o } }
-  - { model_name: b, litellm_params: { model: hosted_vllm/b, api_base: 'http://10.0.0.3:1' }, model_info: { base_model: azure/other } }
-  - { model_name: c, litellm_params: { model: hosted_vllm/c, api_base: 'http://10.0.0.4:1' } }
-";
-        let (config, left_out) = imported_with(yaml, Some(&list));
-        let prices = &config["limit"]["cost"]["prices"];
-        assert_eq!(
-            prices["models"],
-            json!({
-                "gpt-4o": {"input": 2.5, "cached_input": 1.25, "output": 10.0},
-                "b": {"input": 3.0, "cached_input": 3.0, "output": 4.0, "reasoning": 4.0},
-            })
-        );
-        assert_eq!(prices["other"], json!({"input": 3.0, "output": 10.0}));
-        assert!(left_out[0].starts_with("model_list[1].litellm_params.cache_creation_input_token_cost: "));
-        assert!(left_out[1].starts_with("model_list[2]: prices are not those"), "{left_out:?}");
-        assert_eq!(left_out.len(), 2, "{left_out:?}");
-        assert_eq!(imported_with(yaml, None).0["limit"]["cost"]["prices"]["models"]["gpt-4o"], Value::Null);
-    }
-
-    #[test]
-    fn what_makes_no_gateway_is_an_error() {
-        for (yaml, at) in [("{}", "model_list"), ("model_list: []", "pools")] {
-            assert_eq!(
-                import(&crate::document::read_one(yaml.as_bytes()).unwrap(), None).unwrap_err().at,
-                at,
-                "{yaml}"
-            );
-        }
-        let (config, left_out) = imported(
-            "model_list: [{model_name: a, litellm_params: {model: openai/a, api_base: 'http://10.0.0.1:1'}}, {model_name: b, litellm_params: {model: openai/b}}]\nrouter_settings: {routing_strategy: guess}",
-        );
-        assert_eq!(config["pick"]["pools"].as_array().unwrap().len(), 1);
-        assert!(left_out[0].starts_with("model_list[1].litellm_params.api_base: missing"), "{left_out:?}");
-        assert!(left_out[1].starts_with("router_settings.routing_strategy: unknown policy"), "{left_out:?}");
-    }
-}
+mod tests;

@@ -196,6 +196,14 @@ impl Reader {
         self.plain().is_some_and(|plain| matches!(plain.form, Form::Sse(_)))
     }
 
+    /// Whether it is known how a stream begins: its first event is whole, or a comment has come. Of what is no stream nothing more is awaited.
+    pub fn has_begun(&self) -> bool {
+        match self.plain().map(|plain| &plain.form) {
+            Some(Form::Sse(events)) => events.has_begun(),
+            _ => true,
+        }
+    }
+
     /// Whether a stream that ends here, by the rules of HTTP, is no whole answer: it wrote something, and neither a reason to finish, nor
     /// an error, nor that it is over.
     pub fn breaks_off(&self) -> bool {

@@ -26,6 +26,8 @@ pub(super) struct Events {
     /// Lines that are fields of events or comments, and lines that are not.
     fields: bool,
     others: bool,
+    /// An event is whole, or a comment; or it is no stream of events.
+    begun: bool,
 }
 
 /// Whether a line is a field of an event, or a comment; `None`: more of it must come to tell.
@@ -49,6 +51,7 @@ impl Events {
             lost: false,
             fields: false,
             others: false,
+            begun: false,
         }
     }
 
@@ -56,6 +59,11 @@ impl Events {
     pub(super) fn has_unread(&self) -> bool {
         let looks_odd = self.others || is_field(&self.line) == Some(false);
         self.lost || self.dropped || !self.fields && is_field(&self.line) != Some(true) && looks_odd
+    }
+
+    /// Whether there is something that can be judged: a whole event, or a comment; or it is no stream of events.
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun || self.dropped || is_field(&self.line) == Some(false)
     }
 
     /// Takes the next bytes; `event` gets the data of each event that is complete.
@@ -109,6 +117,7 @@ impl Events {
             _ if !line.is_empty() => self.others = true,
             _ => {}
         }
+        self.begun |= self.others || line.starts_with(b":") || line.is_empty() && self.fields;
         if line.is_empty() {
             self.lost |= self.dropped;
             if self.has_data && !self.dropped {

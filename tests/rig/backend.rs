@@ -115,11 +115,11 @@ impl Backend {
         });
         let by_model = models.iter().map(|model| {
             json!({"match": {"prefix": "/", "headers": [{"name": "x-gateway-model-name", "string_match": {"exact": model}}]},
-                   "route": {"cluster": name, "timeout": "0s"}})
+                   "route": {"cluster": name, "timeout": "0s", "idle_timeout": "1200s"}})
         });
         let by_path = prefixes
             .iter()
-            .map(|prefix| json!({"match": {"prefix": prefix}, "route": {"cluster": name, "timeout": "0s"}}));
+            .map(|prefix| json!({"match": {"prefix": prefix}, "route": {"cluster": name, "timeout": "0s", "idle_timeout": "1200s"}}));
         let routes: Vec<Value> = by_model.chain(by_path).collect();
         for host in find_all(envoy, &|value| value["routes"].is_array()) {
             let all = host["routes"].as_array_mut().expect("a list");

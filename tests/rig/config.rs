@@ -152,6 +152,21 @@ pub fn no_breaker() -> crate::Edit {
     breaker(json!({"rules": [], "hold_off_ms": 0, "max_retry_after_ms": 0}))
 }
 
+/// Puts `opening` into the clusters, behind `breaker`.
+pub fn with_opening(envoy: &mut Value) {
+    let mut filter = shipped("envoy/opening.yaml").expect("a shipped file");
+    let file = repository().join("dist/opening.wasm").display().to_string();
+    for code in find_all(&mut filter, &|value| value["filename"].is_string()) {
+        code["filename"] = file.clone().into();
+    }
+    let in_cluster = |value: &Value| {
+        value.as_array().is_some_and(|list| list.iter().any(|part| part["name"] == "breaker"))
+    };
+    for filters in find_all(envoy, &in_cluster) {
+        filters.as_array_mut().expect("a list").insert(1, filter.clone());
+    }
+}
+
 /// Puts other endpoints into a pool: into its cluster and into `pick`.
 pub fn place_pool(envoy: &mut Value, pool: usize, addresses: &[String]) {
     let name = ["small", "large"][pool];

@@ -23,7 +23,8 @@ pub mod trap;
 pub use backend::Backend;
 pub use burst::{Burst, burst, chosen_by};
 pub use config::{
-    breaker, filter_config, find_all, lead_cluster, no_breaker, place_pool, shipped, with_replicas,
+    breaker, filter_config, find_all, lead_cluster, no_breaker, place_pool, shipped, with_opening,
+    with_replicas,
 };
 pub use process::{Process, repository};
 pub use raw::Raw;

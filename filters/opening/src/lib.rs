@@ -4,23 +4,28 @@
 //! Starlette). For Envoy an answer has begun with its headers: from there on it retries nothing, and hedges nothing. So an engine that
 //! dies while it computes the prompt would break a stream in which there was not one token yet.
 //!
-//! This filter stands in the cluster like `breaker`, behind it, and holds the headers of a stream back until its first bytes come. Until then
-//! Envoy tries elsewhere, and "before the first token" means what it says. If these bytes are an error, as engines send one
+//! This filter stands in the cluster like `breaker`, behind it, and holds the headers of a stream back until its first event has come, however it is
+//! cut. Until then Envoy tries elsewhere, and "before the first token" means what it says. If that event is an error, as engines send one
 //! in an answer of status 200, and it is the engine's, the answer gets the status that it should have had, and is retried like any of
 //! that status.
 //!
-//! Engines' comments that keep a stream alive count as bytes.
+//! Engines' comments that keep a stream alive count as an event.
 //!
-//! A refusal is held back too, whole, where `pick`'s list goes on into another group of endpoints: if the engine says that the request does
+//! A refusal is held back too, until it is whole, where `pick`'s list goes on into another group of endpoints: if the engine says that the request does
 //! not fit into its context, a header says so to Envoy, which tries the next. Nothing else tells that 400 from the others, which no
 //! other endpoint would answer better; and where there is no other group it passes at once, as the client's fault that it is. The same holds for
 //! engines that say it as the first event of a stream. What is no stream and no refusal passes as it comes.
+//!
+//! What comes in pieces is waited for only so long (`MOST_TIME`, `MOST_BYTES`): after that it passes with its next piece. If
+//! there is none, Envoy's limit for an answer that stands still (`per_try_idle_timeout`) ends the attempt, and the next endpoint is tried.
 //!
 //! It is a module of its own since it costs a callback for each piece of an answer, which `breaker` does not need. Its plugin needs
 //! `allow_on_headers_stop_iteration: true`: without it Envoy would keep the body back as well, for ever.
 
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 use weir::breaker::{Cause, Class, Outcome};
+use weir::instant::Instant;
 use weir::invalid::{self, Invalid};
 use weir::response::Reader;
 use weir::wire;
@@ -43,17 +48,22 @@ pub struct Stream {
     held: Option<Held>,
 }
 
-/// What is held back.
+/// What is held back: a stream until its first event, or a refusal until its end.
 #[derive(Debug)]
-enum Held {
-    /// A stream, until its first bytes.
-    Stream(Reader),
-    /// A refusal, until its end.
-    Refusal(Reader),
+struct Held {
+    reader: Reader,
+    is_stream: bool,
+    /// So much of it has been read.
+    read: usize,
+    /// It passes then, whole or not.
+    until: Option<Instant>,
 }
 
-/// An error fits in there; a longer first piece is none, nor is a longer refusal read.
+/// An error fits in there; a longer first event is none, nor is a longer refusal read.
 const MOST_BYTES: usize = 16 << 10;
+
+/// From the first bytes on: an engine sends an error in one go, and a network cuts it by milliseconds.
+const MOST_TIME: Duration = Duration::from_secs(1);
 
 /// Statuses with which engines and APIs say that a request is too long, among other things.
 const REFUSALS: [&str; 3] = ["400", "413", "422"];
@@ -81,32 +91,29 @@ impl Filter for Opening {
         let value = |name: &str| headers.get(name).unwrap_or_default();
         let reader = Reader::new(value("content-type"), value("content-encoding"));
         let refuses = REFUSALS.contains(&value(":status"));
-        stream.held = match reader.is_stream() {
-            _ if end => None,
-            true if value(":status") == "200" => Some(Held::Stream(reader)),
-            false if refuses && reader.reads() && goes_on(host) => Some(Held::Refusal(reader)),
-            _ => None,
+        let is_stream = reader.is_stream();
+        let holds = match is_stream {
+            true => value(":status") == "200",
+            false => refuses && reader.reads() && goes_on(host),
         };
-        if stream.held.is_some() {
+        if holds && !end {
+            stream.held = Some(Held { reader, is_stream, read: 0, until: None });
             host.hold_answer();
         }
     }
 
     fn response_body(&mut self, stream: &mut Stream, host: &dyn Host, piece: Body) {
-        let (mut reader, is_stream) = match stream.held.take() {
-            _ if piece.len > MOST_BYTES => return,
-            Some(Held::Stream(reader)) => (reader, true),
-            Some(Held::Refusal(reader)) if piece.end => (reader, false),
-            held => {
-                // What has come so far comes again, with what follows.
-                if held.is_some() {
-                    host.hold_answer();
-                }
-                stream.held = held;
-                return;
-            }
-        };
-        reader.feed(&host.body(Of::Response, 0, piece.len));
+        let Some(mut held) = stream.held.take().filter(|_| piece.len <= MOST_BYTES) else { return };
+        // What is held comes again, with what follows.
+        held.reader.feed(&host.body(Of::Response, held.read, piece.len.saturating_sub(held.read)));
+        held.read = piece.len;
+        let is_whole = piece.end || held.is_stream && held.reader.has_begun();
+        if !is_whole && host.now() < *held.until.get_or_insert(host.now() + MOST_TIME) {
+            host.hold_answer();
+            stream.held = Some(held);
+            return;
+        }
+        let Held { reader, is_stream, .. } = held;
         let Some(outcome) = reader.end(!is_stream).error.map(|kind| Outcome::of_error(&kind)) else { return };
         let status = match outcome.cause {
             Cause::TooLong if goes_on(host) => return host.set_header(Of::Response, wire::TOO_LONG, "1"),
@@ -205,6 +212,42 @@ mod tests {
         let error = b"data: {\"error\":{\"type\":\"InternalServerError\",\"code\":500}}\n\n";
         assert_eq!(worker.piece(&mut exchange, error, true), error, "too late to be more than an event");
         assert_eq!(exchange.see().answer_header(":status"), ["200"]);
+    }
+
+    #[test]
+    fn an_error_is_known_wherever_it_is_cut_and_a_token_waits_for_nothing_but_its_event() {
+        let error = b"event: error\ndata: {\"error\":{\"message\":\"x\",\"type\":\"overloaded_error\"}}\n\n";
+        for cut in 1..error.len() - 1 {
+            let (mut worker, mut exchange) = begin(&STREAM);
+            let (first, rest) = error.split_at(cut);
+            assert_eq!(worker.piece(&mut exchange, first, false), b"", "{cut}");
+            assert_eq!(worker.piece(&mut exchange, rest, false), error);
+            assert_eq!(exchange.see().answer_header(":status"), ["529"], "{cut}");
+        }
+        let (mut worker, mut exchange) = begin(&STREAM);
+        assert_eq!(worker.piece(&mut exchange, b"data: {\"choices\":", false), b"");
+        let rest = b"[{\"delta\":{\"content\":\"x\"}}]}\n\ndata: {";
+        assert!(worker.piece(&mut exchange, rest, false).ends_with(rest));
+        for at_once in
+            [&b": ping\n"[..], b"data: {}\n\n", b"{\"no\": \"event\"", b"event: message_start\r\n\r\n"]
+        {
+            let (mut worker, mut exchange) = begin(&STREAM);
+            assert_eq!(worker.piece(&mut exchange, at_once, false), at_once);
+        }
+    }
+
+    #[test]
+    fn what_comes_in_slow_pieces_passes_after_a_second() {
+        for headers in [STREAM, REFUSAL] {
+            let (mut worker, mut exchange) = begin_of("10.0.0.9:1", &headers);
+            worker.world().pass(Duration::from_secs(60));
+            assert_eq!(worker.piece(&mut exchange, b"data", false), b"", "an engine may compute");
+            worker.world().pass(Duration::from_millis(900));
+            assert_eq!(worker.piece(&mut exchange, b": ", false), b"");
+            worker.world().pass(Duration::from_millis(200));
+            assert_eq!(worker.piece(&mut exchange, b"{", false), b"data: {");
+            assert_eq!(worker.piece(&mut exchange, b"}", true), b"}");
+        }
     }
 
     #[test]

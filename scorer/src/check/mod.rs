@@ -15,6 +15,7 @@ mod needs;
 mod plugin;
 mod policy;
 mod report;
+mod waits;
 mod walk;
 
 pub use report::{Part, Report};
@@ -95,6 +96,7 @@ fn document(document: &Value, at: &str, report: &mut Report) {
         report.is_bootstrap = true;
         walk::Walk::new(report).value(document, bootstrap, at);
         clusters::check(map, report);
+        waits::check(map, report);
     } else if ["resources", "@type", "typed_config"].iter().any(|field| map.contains_key(*field)) {
         walk::Walk::new(report).value(document, None, at);
     } else if map.keys().any(|key| near_scorers(&key)) {
