@@ -29,7 +29,7 @@ pub(super) struct Answer {
     picker: Arc<Picker>,
     lease: Option<Lease>,
     /// The model and the size of the prompt, if the answer is to be learned from.
-    pub(super) estimated: Option<(String, Size)>,
+    pub(super) estimated: Option<(String, Option<u64>, Size)>,
     status: u16,
     retry_after: Option<Duration>,
     reader: Option<Reader>,
@@ -148,8 +148,8 @@ impl Answer {
             lease.came_to(outcome, output);
         }
         let counted = report.usage.filter(|_| report.status == Status::Complete);
-        if let (Some((model, size)), Some(usage)) = (self.estimated.take(), counted) {
-            self.picker.learn(&model, size, usage.input);
+        if let (Some((model, client, size)), Some(usage)) = (self.estimated.take(), counted) {
+            self.picker.learn(&model, client, size, usage.input);
         }
         let line = wire::write_usage(&report, self.ttft_ms(), self.tpot_ms(&report));
         Some(Struct { fields: [message::metadata(message::LOG, "usage", line)].into() })

@@ -191,19 +191,19 @@ impl Picker {
         Refused::new(outcome, message::immediate(answer.status, &more, answer.body, details))
     }
 
-    /// The tokens of a prompt of this size.
-    pub(super) fn tokens(&self, model: Option<&str>, size: Size) -> u32 {
-        size.tokens(self.ratios().of(model))
+    /// The tokens of a client's prompt of this size.
+    pub(super) fn tokens(&self, model: Option<&str>, client: Option<u64>, size: Size) -> u32 {
+        size.tokens(self.ratios().of(model, client))
     }
 
-    /// Whether an answer to that model is to be learned from.
-    pub(super) fn wants(&self, model: &str) -> bool {
-        self.ratios().wants(model)
+    /// Whether an answer of that model to this client is to be learned from.
+    pub(super) fn wants(&self, model: &str, client: Option<u64>) -> bool {
+        self.ratios().wants(model, client)
     }
 
-    /// An engine has counted a prompt of this size.
-    pub(super) fn learn(&self, model: &str, size: Size, counted: u64) {
-        self.ratios().learn(model, size, counted);
+    /// An engine has counted a client's prompt of this size.
+    pub(super) fn learn(&self, model: &str, client: Option<u64>, size: Size, counted: u64) {
+        self.ratios().learn(model, client, size, counted);
     }
 
     fn ratios(&self) -> MutexGuard<'_, Ratios> {

@@ -63,6 +63,7 @@ struct Complete {
     blocks: Vec<u64>,
     size: Size,
     model: Option<String>,
+    client: Option<u64>,
     known: Known,
     body: Bytes,
     pieces: u64,
@@ -246,13 +247,14 @@ impl Exchange {
             Err(refusal) => return self.refused(*Refused::of(&refusal, &[]), out),
         };
         let model = facts.base_model.clone().or(facts.model.clone());
-        facts.prompt_tokens = self.picker.tokens(model.as_deref(), size);
+        let client = incoming.client();
+        facts.prompt_tokens = self.picker.tokens(model.as_deref(), client, size);
         let tokens = self.picker.reader(self.pool.as_deref(), &facts).map(|reader| {
             let (adapter, body) = (facts.ask(&[]).demand.adapter, body.clone());
             let tokens: Pin<Box<Tokens>> = Box::pin(async move { reader.read(body, adapter).await });
             tokens
         });
-        let complete = Complete { facts, blocks, size, model, known, body, pieces, share, trailers };
+        let complete = Complete { facts, blocks, size, model, client, known, body, pieces, share, trailers };
         match tokens {
             Some(tokens) => self.waits = Some((tokens, Box::new(complete))),
             None => self.choose(complete, None, out),
@@ -261,7 +263,7 @@ impl Exchange {
 
     /// Choose, and answer all that Envoy waits for.
     fn choose(&mut self, read: Complete, tokens: Option<&Result<kv::Tokens, Unread>>, out: &mut Outbox) {
-        let Complete { facts, blocks, size, model, known, body, pieces, share, trailers } = read;
+        let Complete { facts, blocks, size, model, client, known, body, pieces, share, trailers } = read;
         let Known { mut headers, hint, wanted } = known;
         let wish = Wish {
             facts: Some(&facts),
@@ -277,7 +279,8 @@ impl Exchange {
             Ok(chosen) => self.decided(chosen),
             Err(refused) => return self.refused(*refused, out),
         };
-        self.answer.estimated = model.filter(|model| self.picker.wants(model)).map(|model| (model, size));
+        let wanted = model.filter(|model| self.picker.wants(model, client));
+        self.answer.estimated = wanted.map(|model| (model, client, size));
         match self.modes.request {
             BodySendMode::Streamed => {
                 out.push(with(message::request_headers(headers.of_request()), metadata));
