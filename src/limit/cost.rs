@@ -13,7 +13,7 @@
 //! the output, by the client's bound (`max_tokens`), as OpenAI's and Anthropic's limits have it. Without a bound it is
 //! what answers of this model usually come to (`usual.rs`), and `output_tokens` until that is known, for each choice; and no less
 //! than the client has the engine write (`min_tokens`), which is no guess. A guess may be wrong by much, so it never makes a
-//! request too large: it is cut to what the limits allow.
+//! request too large: it is cut to what the limits allow. Nor does what was learned of the prompt ([`Facts::firm_prompt_tokens`]).
 
 use super::money::Prices;
 use super::usual::Usual;
@@ -297,7 +297,7 @@ impl Cost {
         };
         Estimate {
             cost: self.most(model, input, output),
-            firm: self.most(model, input, firm),
+            firm: self.most(model, facts.firm_prompt_tokens.map_or(input, u64::from), firm),
             prompt: self.weights(model).most(input, 0),
             expected: Expected {
                 input: facts.prompt_tokens,

@@ -363,6 +363,19 @@ fn what_the_engine_must_write_is_reserved_where_less_was_expected_and_must_fit()
     assert_eq!(denied(ask(&limits, &store, "k", &far, secs(0))).reason, Reason::TooLarge);
 }
 
+#[test]
+fn what_was_learned_of_others_prompts_makes_nobodys_too_large() {
+    let (limits, store) = (limits(MINUTE), Memory::default());
+    let mut learned = facts(600, Some(100));
+    learned.estimate(1_300);
+    let ticket = admitted(ask(&limits, &store, "k", &learned, secs(0))).ticket;
+    assert_eq!(ticket.reserved(), 1_000_000, "all that the limit allows");
+    learned.firm_prompt_tokens = None;
+    assert_eq!(denied(ask(&limits, &store, "j", &learned, secs(0))).reason, Reason::TooLarge);
+    learned.estimate(1_200);
+    assert_eq!(learned.firm_prompt_tokens, None, "it is less than what is configured");
+}
+
 /// Answers of this many tokens to a key, one after the other.
 fn taught(limits: &mut Limits, store: &Memory, user: &str, facts: &Facts, output: u64, times: u64) {
     for turn in 0..times {

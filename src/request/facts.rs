@@ -18,8 +18,10 @@ pub struct Facts {
     pub base_model: Option<String>,
     /// The client asks for a stream. A hint: what comes is decided by the answer's content type.
     pub stream: bool,
-    /// Estimate of the prompt, in tokens: its bytes, templated, by `bytes_per_token`.
+    /// Estimate of the prompt, in tokens: its bytes, templated, by what is learned of the model ([`super::Ratios`]).
     pub prompt_tokens: u32,
+    /// By what is configured, where that is less. What is learned is in part others' to say, so nobody is refused for it alone.
+    pub firm_prompt_tokens: Option<u32>,
     /// The prompt in units of prefix blocks, one begun counted whole: what share of it blocks are. See [`crate::block`].
     pub prompt_units: u32,
     /// The most output tokens the client allows over all choices; `None` when it set no bound.
@@ -66,6 +68,7 @@ impl Facts {
             base_model: None,
             stream: false,
             prompt_tokens: 0,
+            firm_prompt_tokens: None,
             prompt_units: 0,
             max_output_tokens: None,
             min_output_tokens: 0,
@@ -84,6 +87,12 @@ impl Facts {
             session: None,
             user: None,
         }
+    }
+
+    /// Takes another estimate of the prompt, a learned one.
+    pub fn estimate(&mut self, learned: u32) {
+        let configured = std::mem::replace(&mut self.prompt_tokens, learned);
+        self.firm_prompt_tokens = Some(configured).filter(|configured| *configured < learned);
     }
 
     /// All but the session and the prompt's size.

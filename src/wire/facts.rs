@@ -16,6 +16,7 @@ pub fn write_facts(facts: &Facts) -> String {
         facts.prompt_units
     );
     for (key, number) in [
+        ("firm_prompt_tokens", facts.firm_prompt_tokens),
         ("max_output_tokens", facts.max_output_tokens),
         ("min_output_tokens", Some(facts.min_output_tokens).filter(|least| *least > 0)),
         ("thinking_tokens", facts.thinking_tokens),
@@ -72,6 +73,7 @@ pub fn read_facts(line: &str) -> Option<Facts> {
             ("stream", "0") => facts.stream = false,
             ("stream", "1") => facts.stream = true,
             ("prompt_tokens", n) => facts.prompt_tokens = number(n)?,
+            ("firm_prompt_tokens", n) => facts.firm_prompt_tokens = Some(number(n)?),
             ("prompt_units", n) => facts.prompt_units = number(n)?,
             ("max_output_tokens", n) => facts.max_output_tokens = Some(number(n)?),
             ("min_output_tokens", n) => facts.min_output_tokens = number(n)?,
@@ -142,6 +144,7 @@ mod tests {
             rewritten_from: Some("m = alias".into()),
             stream: true,
             prompt_tokens: 12,
+            firm_prompt_tokens: Some(9),
             prompt_units: 1,
             max_output_tokens: Some(7),
             min_output_tokens: 2,

@@ -324,9 +324,10 @@ impl Extract {
         // An adapter's tokens are its base's.
         let model = facts.base_model.as_ref().or(facts.model.as_ref());
         let client = incoming.client();
-        facts.prompt_tokens = size.tokens(self.ratios.of(model.map(String::as_str), client));
+        let learned = size.tokens(self.ratios.of(model.map(String::as_str), client));
         let wanted = model.filter(|model| self.ratios.wants(model, client));
         stream.estimated = wanted.map(|model| (model.clone(), client, size));
+        facts.estimate(learned);
         for (header, name) in [(wire::MODEL, &facts.model), (wire::BASE_MODEL, &facts.base_model)] {
             if let Some(name) = name {
                 host.set_header(Of::Request, header, &wire::encode(name));

@@ -248,7 +248,7 @@ impl Exchange {
         };
         let model = facts.base_model.clone().or(facts.model.clone());
         let client = incoming.client();
-        facts.prompt_tokens = self.picker.tokens(model.as_deref(), client, size);
+        facts.estimate(self.picker.tokens(model.as_deref(), client, size));
         let tokens = self.picker.reader(self.pool.as_deref(), &facts).map(|reader| {
             let (adapter, body) = (facts.ask(&[]).demand.adapter, body.clone());
             let tokens: Pin<Box<Tokens>> = Box::pin(async move { reader.read(body, adapter).await });
