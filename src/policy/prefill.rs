@@ -22,10 +22,8 @@
 //! That keeps long contexts apart, and lets a prefix that is in demand spread to more endpoints; so does what a request
 //! counts by itself (`request_tokens`), without which an endpoint that joins a warm pool would stay idle.
 //!
-//! Endpoints whose cost is within a twentieth of the least (`alike`) are alike. Of these the request goes where least of it has to be
-//! computed: nobody is the worse for that, and the pool has less to do. Where that is the same too, they take turns. The least by a hair
-//! is mostly the one that has just finished something, and has begun its next step a moment ago: whoever is sent there waits for all of
-//! that.
+//! Endpoints whose cost is within a twentieth of the least (`alike`) are alike, and take turns. The least by a hair is mostly the one
+//! that has just finished something, and has begun its next step a moment ago: whoever is sent there waits for all of that.
 //!
 //! `weir lab compare --suite` is where the weights are from; bench/RESULTS.md has the table, what was tried, and how it does on
 //! traffic that they were not sought on.
@@ -87,7 +85,7 @@ impl Score for LeastPrefill {
                 + candidate.held_tokens as f64 * self.held_weight.get()
                 + requests * self.request_tokens.get()
         });
-        scale::alike(round, scores, self.alike.get(), |candidate| candidate.uncached_tokens(round.demand));
+        scale::alike(scores, self.alike.get());
         scale::cheapest_first(scores);
     }
 }

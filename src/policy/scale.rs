@@ -25,15 +25,11 @@ pub(super) fn cheapest_first(costs: &mut [f64]) {
     }
 }
 
-/// Makes those costs one that are above the least by no more than this share of it: the least for whom `then` is the least
-/// among them, and the most that is alike for the others.
-pub(super) fn alike(round: &Round<'_>, costs: &mut [f64], share: f64, then: impl Fn(&Candidate) -> u32) {
+/// Makes costs equal to the least that are above it by no more than this share of it.
+pub(super) fn alike(costs: &mut [f64], share: f64) {
     let Some(least) = costs.iter().copied().reduce(f64::min) else { return };
-    let most = least * (1.0 + share);
-    let those = costs.iter().zip(round.candidates).filter(|(cost, _)| **cost <= most);
-    let Some(first) = those.map(|(_, candidate)| then(candidate)).min() else { return };
-    for (cost, candidate) in costs.iter_mut().zip(round.candidates).filter(|(cost, _)| **cost <= most) {
-        *cost = if then(candidate) == first { least } else { most };
+    for cost in costs.iter_mut().filter(|cost| **cost <= least * (1.0 + share)) {
+        *cost = least;
     }
 }
 

@@ -142,15 +142,6 @@ fn least_prefill_takes_turns_among_those_that_are_alike() {
 }
 
 #[test]
-fn of_those_that_are_alike_least_prefill_takes_who_has_least_of_the_prompt_to_compute() {
-    // 2,500 beside 2,400 + 0.04 * 2,500 and the same again; what is cached decides while it is not dearer by more than 5 %.
-    let cold = busy(0, 0, 0, 0);
-    let warm = |place, queued| busy(place, 0, queued, 40);
-    assert_eq!(shares(json!("least_prefill"), &[cold, warm(1, 100), warm(2, 150)], 300), [0, 150, 150]);
-    assert_eq!(shares(json!("least_prefill"), &[cold, warm(1, 250), warm(2, 250)], 300), [300, 0, 0]);
-}
-
-#[test]
 fn a_batch_makes_work_dearer_for_least_prefill_the_less_the_larger_it_is() {
     // The work of 2,500 tokens beside 80 requests counts 1 + 0.2 * 40 times, not 1 + 0.2 * 80; each counts 60 by itself.
     let beside = |requests, queued| busy(1, requests, queued, 0);
