@@ -38,13 +38,14 @@ const WHOLE: &str = r#"{"object":"chat.completion","choices":[{"index":0,"messag
 
 /// What it answers, and the statuses that the client may see; 0: an answer that breaks off.
 fn answers() -> Vec<(&'static str, Vec<u8>, &'static [u16])> {
-    let ok = "HTTP/1.1 200 OK\r\n";
+    // It says so when it closes: a request on a connection that is about to close would be lost for that alone.
+    let ok = "HTTP/1.1 200 OK\r\nconnection: close\r\n";
     let length = format!("content-length: {}\r\n", WHOLE.len());
     let steer =
         "x-weir-too-long: 1\r\nx-gateway-destination-endpoint: 1.2.3.4:5\r\nx-weir-spillover-to: 7\r\n";
     let bytes = |parts: &[&str]| parts.concat().into_bytes();
     vec![
-        ("no content", bytes(&["HTTP/1.1 204 No Content\r\n\r\n"]), &[204]),
+        ("no content", bytes(&["HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n"]), &[204]),
         ("nothing in a 200", bytes(&[ok, JSON, "content-length: 0\r\n\r\n"]), &[200]),
         ("a stream without an event", bytes(&[ok, SSE, "content-length: 0\r\n\r\n"]), &[200]),
         (
@@ -93,7 +94,11 @@ fn answers() -> Vec<(&'static str, Vec<u8>, &'static [u16])> {
         ),
         (
             "a refusal that is gzip and none",
-            bytes(&["HTTP/1.1 400 Bad\r\n", JSON, "content-encoding: gzip\r\ncontent-length: 4\r\n\r\nnope"]),
+            bytes(&[
+                "HTTP/1.1 400 Bad\r\nconnection: close\r\n",
+                JSON,
+                "content-encoding: gzip\r\ncontent-length: 4\r\n\r\nnope",
+            ]),
             &[400],
         ),
         ("not HTTP", bytes(&["SSH-2.0-OpenSSH_9.9\r\n"]), &[502, 503]),

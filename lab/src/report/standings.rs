@@ -63,9 +63,10 @@ impl Standings {
     pub fn markdown(&self) -> String {
         let heading = self.heading();
         let mut text = format!("| {} |\n|{}\n", heading.join(" | "), "---|".repeat(heading.len()));
-        let best = self.cases.iter().map(|case| {
-            format!("{:.2} s, {:.1} %", case.ttft_p90_ms / 1_000.0, case.good * 100.0)
-        });
+        let best = self
+            .cases
+            .iter()
+            .map(|case| format!("{:.2} s, {:.1} %", case.ttft_p90_ms / 1_000.0, case.good * 100.0));
         let _ = writeln!(text, "| best | {} | | |", best.collect::<Vec<_>>().join(" | "));
         for (policy, of) in &self.policies {
             let cells = of.iter().map(|cell| match cell.time <= FIRST.time && cell.good >= FIRST.good {
