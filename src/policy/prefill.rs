@@ -1,16 +1,23 @@
 //! `least_prefill`: the endpoint where the first token would come soonest, at the least harm to others.
 //!
 //! ```text
-//! work  = queued_tokens + 2.5 * uncached_tokens + 1500 if the adapter has to be loaded
+//! own   = 2.25 * tokens that no endpoint holds + max(5 / k, 1) * tokens that k others hold, for each k
+//! work  = queued_tokens + own + 1500 if the adapter has to be loaded
 //! batch = requests / (1 + requests / 80)
 //! cost  = work * (1 + 0.2 * batch) + 0.1 * held_tokens + 60 * requests
 //! ```
 //!
 //! A prompt waits for the prompts before it, then for its own part that is not cached; both are tokens to compute, so they
-//! add up. The request's own part counts more (`uncached_weight`): what is computed where it was not cached the pool
-//! computes twice, and it pushes another prefix out. More than that would hold a prefix that everybody has to a few endpoints while
-//! requests wait for a place in their batches. Loading a LoRA adapter stops an engine for as long as 1,500 tokens
-//! do (`adapter_tokens`); it counts where the engine says that the adapter is not loaded.
+//! add up. The request's own part counts more (`uncached_weight`): it is computed beside all that are there.
+//!
+//! A token that another endpoint holds counts more still (`copy_weight`): computed here, the pool computes it twice, and the copy
+//! pushes another prefix out. But the more endpoints hold it already, the less that matters: what one alone holds is
+//! somebody's conversation, and a copy of it is never asked for again; what many hold is in demand, and wants room in their
+//! batches more than it wants to be computed once less. So the weight is shared by those who hold it. With one weight for both, either conversations
+//! move too soon, or a prefix that everybody has is held to a few endpoints, where requests wait for a place.
+//!
+//! Loading a LoRA adapter stops an engine for as long as 1,500 tokens do (`adapter_tokens`); it counts where the engine says
+//! that the adapter is not loaded.
 //!
 //! *Requests* are those in flight (`batch_weight`): each computed token delays each of them by as much, so work is dearer
 //! beside a full batch. LMetric (arXiv 2603.15202) is this product with a weight of 1, which spreads prefixes too soon. But by
@@ -36,8 +43,10 @@ use std::num::NonZeroU32;
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct LeastPrefill {
-    /// What an uncached token of the request itself counts, against 1 for one that is queued.
+    /// What a token of the request itself counts that no endpoint holds, against 1 for one that is queued.
     uncached_weight: Amount,
+    /// The same for a token that another endpoint holds alone; the more hold it the less, down to 1.
+    copy_weight: Amount,
     /// The share by which each request in flight makes work dearer.
     batch_weight: Amount,
     /// Requests in flight of which each counts half of that.
@@ -56,7 +65,8 @@ impl Default for LeastPrefill {
     fn default() -> Self {
         const EIGHTY: NonZeroU32 = NonZeroU32::new(80).unwrap();
         Self {
-            uncached_weight: Amount::of(2.5),
+            uncached_weight: Amount::of(2.25),
+            copy_weight: Amount::of(5.0),
             batch_weight: Amount::of(0.2),
             full_batch: EIGHTY,
             held_weight: Amount::of(0.1),
@@ -70,8 +80,11 @@ impl Default for LeastPrefill {
 impl Score for LeastPrefill {
     fn score(&mut self, round: &Round<'_>, scores: &mut [f64]) {
         let half = f64::from(self.full_batch.get());
+        let held = Held::by(round);
+        let nowhere =
+            f64::from(round.demand.prompt_tokens.saturating_sub(held.most())) * self.uncached_weight.get();
         scale::fill(round, scores, |candidate| {
-            let uncached = f64::from(candidate.uncached_tokens(round.demand));
+            let own = nowhere + held.copies(candidate.cached_tokens, self.copy_weight.get());
             let load = match candidate.adapter {
                 Adapter::Room | Adapter::Waiting | Adapter::Full | Adapter::Absent => {
                     self.adapter_tokens.get()
@@ -80,12 +93,93 @@ impl Score for LeastPrefill {
             };
             let requests = f64::from(candidate.in_flight);
             let batch = requests / (1.0 + requests / half);
-            let work = candidate.queued_tokens as f64 + uncached * self.uncached_weight.get() + load;
+            let work = candidate.queued_tokens as f64 + own + load;
             work * (1.0 + batch * self.batch_weight.get())
                 + candidate.held_tokens as f64 * self.held_weight.get()
                 + requests * self.request_tokens.get()
         });
         scale::alike(scores, self.alike.get());
         scale::cheapest_first(scores);
+    }
+}
+
+/// How many of the prompt's tokens those hold that hold the most of them, most first. Of more holders than it has places no
+/// notice is taken: a token that so many hold counts 1.
+struct Held([u32; 8]);
+
+impl Held {
+    fn by(round: &Round<'_>) -> Self {
+        let mut most = [0; 8];
+        for candidate in round.candidates {
+            let mut tokens = candidate.cached_tokens.min(round.demand.prompt_tokens);
+            for place in &mut most {
+                if tokens > *place {
+                    std::mem::swap(place, &mut tokens);
+                }
+            }
+        }
+        Self(most)
+    }
+
+    fn most(&self) -> u32 {
+        self.0.first().copied().unwrap_or(0)
+    }
+
+    /// What the tokens count that others hold and an endpoint that has the first `cached` has not: prefixes are nested, so those between one
+    /// holder's end and the next one's are held by all before it.
+    fn copies(&self, cached: u32, weight: f64) -> f64 {
+        let ends = self.0.iter().skip(1).copied().chain(std::iter::once(0));
+        let between = self.0.iter().zip(ends).zip(1_u32..);
+        between
+            .take_while(|((end, _), _)| **end > cached)
+            .map(|((end, next), holders)| {
+                let tokens = end - next.max(cached);
+                f64::from(tokens) * (weight / f64::from(holders)).max(1.0)
+            })
+            .sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::tests::{busy, chosen, read};
+    use crate::policy::{Candidate, Demand};
+    use serde_json::json;
+    #[cfg(target_arch = "wasm32")]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
+
+    fn held(cached: &[u32]) -> Held {
+        let candidates: Vec<Candidate> = cached
+            .iter()
+            .map(|tokens| Candidate { cached_tokens: *tokens, ..Candidate::default() })
+            .collect();
+        let demand = Demand { prompt_tokens: 1_000, ..Demand::default() };
+        Held::by(&Round { demand: &demand, blocks: &[], candidates: &candidates, now: Default::default() })
+    }
+
+    #[test]
+    fn a_copy_counts_the_less_the_more_hold_it() {
+        let one = held(&[0, 800, 0]);
+        assert_eq!((one.most(), one.copies(800, 5.0), one.copies(0, 5.0)), (800, 0.0, 4_000.0));
+        // Of 800 tokens three hold 300, two 500, one all.
+        let nested = held(&[500, 300, 800]);
+        assert_eq!(nested.copies(500, 5.0), 300.0 * 5.0);
+        assert_eq!(nested.copies(300, 5.0), 300.0 * 5.0 + 200.0 * 2.5);
+        assert_eq!(nested.copies(0, 6.0), 300.0 * 6.0 + 200.0 * 3.0 + 300.0 * 2.0);
+        for holders in [5, 8, 9, 40] {
+            assert_eq!(held(&vec![800; holders]).copies(0, 5.0), 800.0, "{holders}");
+        }
+        assert_eq!(held(&[5_000]).copies(0, 1.0), 1_000.0, "more is not held than the prompt has");
+        assert_eq!(held(&[]).copies(0, 5.0), 0.0);
+    }
+
+    #[test]
+    fn what_one_alone_holds_stays_where_what_two_hold_spreads() {
+        let mut policy = read(json!("least_prefill"), 3);
+        let alone = [busy(0, 40, 0, 900), busy(1, 2, 0, 0), busy(2, 45, 0, 0)];
+        assert_eq!(chosen(&mut policy, &alone), 0);
+        let both = [busy(0, 40, 0, 900), busy(1, 2, 0, 0), busy(2, 45, 0, 900)];
+        assert_eq!(chosen(&mut policy, &both), 1);
     }
 }
