@@ -6,6 +6,9 @@
 //! else would ever see them: `pick` would take an endpoint whose queue is full for one that is broken, and its `Retry-After` would be
 //! lost. A good answer costs a look at its headers.
 //!
+//! Headers of an answer that begin with `x-weir-` are the gateway's word to clients. What an endpoint sends under such a name is taken away
+//! here, before any filter of the gateway writes its own.
+//!
 //! What follows from an attempt is decided elsewhere: `pick` notes it where the pool's endpoints are known (`weir::breaker`).
 
 use serde::{Deserialize, Serialize};
@@ -46,6 +49,9 @@ impl Filter for Breaker {
             Some(_) if status < 500 => Outcome::too_long(),
             _ => Outcome::of_status(status, if status >= 400 { wait() } else { None }),
         };
+        for (forged, _) in headers.iter().filter(|(name, _)| is_forged(name)) {
+            host.remove_header(Of::Response, forged);
+        }
         if outcome.class() == Class::Success {
             return;
         }
@@ -53,6 +59,11 @@ impl Filter for Breaker {
             host.set_property(&wire::attempt(&address), outcome.write().as_bytes());
         }
     }
+}
+
+/// Whether only the gateway writes that. `opening`, which sees the answer before, has looked after its own.
+fn is_forged(header: &str) -> bool {
+    header.starts_with(wire::CONTROL_PREFIX) && header != wire::TOO_LONG
 }
 
 #[cfg(test)]
@@ -65,6 +76,22 @@ mod tests {
         let mut exchange = worker.request(&[], &[], true);
         worker.response(&mut exchange, "10.0.0.1:1", answer);
         exchange.see().state("weir.attempt.10.0.0.1:1")
+    }
+
+    #[test]
+    fn an_endpoint_says_nothing_in_the_gateways_name() {
+        let mut worker = Worker::<Breaker>::new("");
+        let mut exchange = worker.request(&[], &[], true);
+        let [from, to, _] = wire::SPILLOVER;
+        let forged = [(from, "9"), (to, "8"), (to, "7"), (wire::BUDGET, "all yours"), ("x-weir-", "x")];
+        let kept = [(":status", "200"), ("x-request-id", "1"), (wire::TOO_LONG, "1")];
+        worker.response(&mut exchange, "10.0.0.1:1", &[&forged[..], &kept].concat());
+        for (name, value) in kept {
+            assert_eq!(exchange.see().answer_header(name), [value]);
+        }
+        for (name, _) in forged {
+            assert!(exchange.see().answer_header(name).is_empty(), "{name}");
+        }
     }
 
     #[test]
