@@ -10,11 +10,13 @@
 //! A prompt waits for the prompts before it, then for its own part that is not cached; both are tokens to compute, so they
 //! add up. The request's own part counts more (`uncached_weight`): it is computed beside all that are there.
 //!
-//! A token that another endpoint holds counts more still (`copy_weight`): computed here, the pool computes it twice, and the copy
-//! pushes another prefix out. But the more endpoints hold it already, the less that matters: what one alone holds is
-//! somebody's conversation, and a copy of it is never asked for again; what many hold is in demand, and wants room in their
-//! batches more than it wants to be computed once less. So the weight is shared by those who hold it. With one weight for both, either conversations
-//! move too soon, or a prefix that everybody has is held to a few endpoints, where requests wait for a place.
+//! A token that another endpoint holds counts more still (`copy_weight`): computed here, the pool computes it twice, and the
+//! copy pushes another prefix out. But the more endpoints hold it already, the less that matters: what one alone holds is
+//! mostly somebody's conversation, and a copy of it is never asked for again; what many hold is in demand, and wants room in
+//! their batches more than it wants to be computed once less. So the weight is shared by those who hold it. And where the
+//! one that holds the most is far busier than the others, that is why: its prefix is in demand before anybody has a copy, and
+//! counts as if two held it. With one weight for all, either conversations move too soon, or a prefix that everybody has is held
+//! to a few endpoints, where requests wait for a place.
 //!
 //! Loading a LoRA adapter stops an engine for as long as 1,500 tokens do (`adapter_tokens`); it counts where the engine says
 //! that the adapter is not loaded.
@@ -103,38 +105,49 @@ impl Score for LeastPrefill {
     }
 }
 
-/// How many of the prompt's tokens those hold that hold the most of them, most first. Of more holders than it has places no
-/// notice is taken: a token that so many hold counts 1.
-struct Held([u32; 8]);
+/// Who holds how much of the prompt.
+struct Held {
+    /// Tokens of those that hold the most, most first. What more hold counts as if so many did.
+    tokens: [u32; 8],
+    /// The first of them is in demand.
+    is_sought: bool,
+}
 
 impl Held {
     fn by(round: &Round<'_>) -> Self {
-        let mut most = [0; 8];
+        let (mut tokens, mut first, mut requests) = ([0; 8], 0, 0_u64);
         for candidate in round.candidates {
-            let mut tokens = candidate.cached_tokens.min(round.demand.prompt_tokens);
-            for place in &mut most {
-                if tokens > *place {
-                    std::mem::swap(place, &mut tokens);
+            requests += u64::from(candidate.in_flight);
+            let mut own = candidate.cached_tokens.min(round.demand.prompt_tokens);
+            if own > tokens.first().copied().unwrap_or(0) {
+                first = candidate.in_flight;
+            }
+            for place in &mut tokens {
+                if own > *place {
+                    std::mem::swap(place, &mut own);
                 }
             }
         }
-        Self(most)
+        // More than twice the mean, and one.
+        let is_sought = u64::from(first.saturating_sub(1)) * round.candidates.len() as u64 > 2 * requests;
+        Self { tokens, is_sought }
     }
 
     fn most(&self) -> u32 {
-        self.0.first().copied().unwrap_or(0)
+        self.tokens.first().copied().unwrap_or(0)
     }
 
-    /// What the tokens count that others hold and an endpoint that has the first `cached` has not: prefixes are nested, so those between one
-    /// holder's end and the next one's are held by all before it.
+    /// What the tokens count that others hold and an endpoint that has the first `cached` has not: prefixes are nested, so those
+    /// between one holder's end and the next one's are held by all before it.
     fn copies(&self, cached: u32, weight: f64) -> f64 {
-        let ends = self.0.iter().skip(1).copied().chain(std::iter::once(0));
-        let between = self.0.iter().zip(ends).zip(1_u32..);
+        let least = if self.is_sought { 2_u32 } else { 1 };
+        let ends = self.tokens.iter().skip(1).copied().chain(std::iter::once(0));
+        let between = self.tokens.iter().zip(ends).zip(1_u32..);
         between
             .take_while(|((end, _), _)| **end > cached)
             .map(|((end, next), holders)| {
                 let tokens = end - next.max(cached);
-                f64::from(tokens) * (weight / f64::from(holders)).max(1.0)
+                f64::from(tokens) * (weight / f64::from(holders.max(least))).max(1.0)
             })
             .sum()
     }
@@ -172,6 +185,19 @@ mod tests {
         }
         assert_eq!(held(&[5_000]).copies(0, 1.0), 1_000.0, "more is not held than the prompt has");
         assert_eq!(held(&[]).copies(0, 5.0), 0.0);
+    }
+
+    #[test]
+    fn what_one_alone_holds_counts_as_two_have_it_while_it_is_far_busier_than_the_mean() {
+        let sought = |holder: u32, other: u32| {
+            let candidates = [busy(0, holder, 0, 800), busy(1, other, 0, 0), busy(2, other, 0, 0)];
+            let demand = Demand { prompt_tokens: 1_000, ..Demand::default() };
+            let round =
+                Round { demand: &demand, blocks: &[], candidates: &candidates, now: Default::default() };
+            Held::by(&round).copies(0, 5.0)
+        };
+        assert_eq!([sought(3, 0), sought(4, 0)], [4_000.0, 2_000.0]);
+        assert_eq!([sought(43, 10), sought(44, 10)], [4_000.0, 2_000.0]);
     }
 
     #[test]
