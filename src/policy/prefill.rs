@@ -119,13 +119,12 @@ impl Held {
         for candidate in round.candidates {
             requests += u64::from(candidate.in_flight);
             let mut own = candidate.cached_tokens.min(round.demand.prompt_tokens);
-            if own > tokens.first().copied().unwrap_or(0) {
+            let at = tokens.partition_point(|held| *held >= own);
+            if at == 0 {
                 first = candidate.in_flight;
             }
-            for place in &mut tokens {
-                if own > *place {
-                    std::mem::swap(place, &mut own);
-                }
+            for place in tokens.iter_mut().skip(at) {
+                std::mem::swap(place, &mut own);
             }
         }
         // More than twice the mean, and one.
@@ -156,19 +155,19 @@ impl Held {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::tests::{busy, chosen, read};
-    use crate::policy::{Candidate, Demand};
+    use crate::policy::Candidate;
+    use crate::policy::tests::{DEMAND, at, busy, chosen, read, shares};
     use serde_json::json;
     #[cfg(target_arch = "wasm32")]
     use wasm_bindgen_test::wasm_bindgen_test as test;
 
+    fn held_by(candidates: &[Candidate]) -> Held {
+        Held::by(&Round { demand: &DEMAND, blocks: &[], candidates, now: Default::default() })
+    }
+
     fn held(cached: &[u32]) -> Held {
-        let candidates: Vec<Candidate> = cached
-            .iter()
-            .map(|tokens| Candidate { cached_tokens: *tokens, ..Candidate::default() })
-            .collect();
-        let demand = Demand { prompt_tokens: 1_000, ..Demand::default() };
-        Held::by(&Round { demand: &demand, blocks: &[], candidates: &candidates, now: Default::default() })
+        let one = |tokens: &u32| Candidate { cached_tokens: *tokens, ..at(0) };
+        held_by(&cached.iter().map(one).collect::<Vec<_>>())
     }
 
     #[test]
@@ -190,11 +189,7 @@ mod tests {
     #[test]
     fn what_one_alone_holds_counts_as_two_have_it_while_it_is_far_busier_than_the_mean() {
         let sought = |holder: u32, other: u32| {
-            let candidates = [busy(0, holder, 0, 800), busy(1, other, 0, 0), busy(2, other, 0, 0)];
-            let demand = Demand { prompt_tokens: 1_000, ..Demand::default() };
-            let round =
-                Round { demand: &demand, blocks: &[], candidates: &candidates, now: Default::default() };
-            Held::by(&round).copies(0, 5.0)
+            held_by(&[busy(0, holder, 0, 800), busy(1, other, 0, 0), busy(2, other, 0, 0)]).copies(0, 5.0)
         };
         assert_eq!([sought(3, 0), sought(4, 0)], [4_000.0, 2_000.0]);
         assert_eq!([sought(43, 10), sought(44, 10)], [4_000.0, 2_000.0]);
@@ -207,5 +202,59 @@ mod tests {
         assert_eq!(chosen(&mut policy, &alone), 0);
         let both = [busy(0, 40, 0, 900), busy(1, 2, 0, 0), busy(2, 45, 0, 900)];
         assert_eq!(chosen(&mut policy, &both), 1);
+    }
+
+    #[test]
+    fn least_prefill_goes_to_the_prefix_until_its_queue_is_dearer() {
+        let spread = |one, other| shares(json!("least_prefill"), &[one, other], 10);
+        assert_eq!(spread(busy(0, 0, 0, 0), busy(1, 1, 300, 900)), [0, 10]);
+        assert_eq!(spread(busy(0, 0, 0, 0), busy(1, 1, 4_000, 900)), [10, 0]);
+        assert_eq!(
+            spread(busy(0, 0, 0, 0), busy(1, 60, 0, 900)),
+            [10, 0],
+            "beside a full batch work is dearer"
+        );
+        let full = |held_tokens| Candidate { held_tokens, ..busy(1, 3, 0, 1_000) };
+        assert_eq!(spread(busy(0, 0, 0, 0), full(20_000)), [0, 10]);
+        assert_eq!(
+            spread(busy(0, 0, 0, 0), full(60_000)),
+            [10, 0],
+            "a prefix spreads when what is held grows"
+        );
+    }
+
+    #[test]
+    fn least_prefill_takes_turns_among_those_that_are_alike() {
+        // 2,250 * 1.2 + 60, and up to 5 % more; in turn: each gets as many.
+        let alike = [busy(0, 1, 0, 0), busy(1, 1, 50, 0), busy(2, 1, 110, 0), busy(3, 1, 150, 0)];
+        assert_eq!(shares(json!("least_prefill"), &alike, 300), [100, 100, 100, 0]);
+        let exact = json!({"least_prefill": {"alike": 0}});
+        assert_eq!(shares(exact, &alike, 300), [300, 0, 0, 0]);
+    }
+
+    #[test]
+    fn a_batch_makes_work_dearer_for_least_prefill_the_less_the_larger_it_is() {
+        // The work of 2,250 tokens beside 80 requests counts 1 + 0.2 * 40 times, not 1 + 0.2 * 80; each counts 60 by itself.
+        let beside = |requests, queued| busy(1, requests, queued, 0);
+        let spread = |one, other| shares(json!("least_prefill"), &[one, other], 10);
+        let costs = 2_250 * 9 + 60 * 80;
+        let idle = |queued| busy(0, 0, queued, 0);
+        assert_eq!(spread(idle(costs - 2_250 - 2_000), beside(80, 0)), [10, 0]);
+        assert_eq!(spread(idle(costs - 2_250 + 2_000), beside(80, 0)), [0, 10]);
+    }
+
+    #[test]
+    fn least_prefill_goes_where_the_adapter_is_loaded_until_its_queue_is_dearer() {
+        let spread = |one, other| shares(json!("least_prefill"), &[one, other], 10);
+        let with = |adapter, candidate| Candidate { adapter, ..candidate };
+        let away = with(Adapter::Room, busy(0, 0, 0, 0));
+        assert_eq!(spread(away, with(Adapter::Resident, busy(1, 1, 500, 0))), [0, 10]);
+        assert_eq!(spread(away, with(Adapter::Resident, busy(1, 1, 1_500, 0))), [10, 0]);
+        let unknown = [with(Adapter::Unknown, busy(0, 0, 0, 0)), with(Adapter::Unknown, busy(1, 1, 500, 0))];
+        assert_eq!(
+            spread(unknown[0], unknown[1]),
+            [10, 0],
+            "who says nothing of adapters is not judged by them"
+        );
     }
 }

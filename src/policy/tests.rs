@@ -122,48 +122,6 @@ pub(super) fn shares(policy: Value, candidates: &[Candidate], times: usize) -> V
 }
 
 #[test]
-fn least_prefill_goes_to_the_prefix_until_its_queue_is_dearer() {
-    let spread = |one, other| shares(json!("least_prefill"), &[one, other], 10);
-    assert_eq!(spread(busy(0, 0, 0, 0), busy(1, 1, 300, 900)), [0, 10]);
-    assert_eq!(spread(busy(0, 0, 0, 0), busy(1, 1, 4_000, 900)), [10, 0]);
-    assert_eq!(spread(busy(0, 0, 0, 0), busy(1, 60, 0, 900)), [10, 0], "beside a full batch work is dearer");
-    let full = |held_tokens| Candidate { held_tokens, ..busy(1, 3, 0, 1_000) };
-    assert_eq!(spread(busy(0, 0, 0, 0), full(20_000)), [0, 10]);
-    assert_eq!(spread(busy(0, 0, 0, 0), full(60_000)), [10, 0], "a prefix spreads when what is held grows");
-}
-
-#[test]
-fn least_prefill_takes_turns_among_those_that_are_alike() {
-    // 2,250 * 1.2 + 60, and up to 5 % more; in turn: each gets as many.
-    let alike = [busy(0, 1, 0, 0), busy(1, 1, 50, 0), busy(2, 1, 110, 0), busy(3, 1, 150, 0)];
-    assert_eq!(shares(json!("least_prefill"), &alike, 300), [100, 100, 100, 0]);
-    let exact = json!({"least_prefill": {"alike": 0}});
-    assert_eq!(shares(exact, &alike, 300), [300, 0, 0, 0]);
-}
-
-#[test]
-fn a_batch_makes_work_dearer_for_least_prefill_the_less_the_larger_it_is() {
-    // The work of 2,250 tokens beside 80 requests counts 1 + 0.2 * 40 times, not 1 + 0.2 * 80; each counts 60 by itself.
-    let beside = |requests, queued| busy(1, requests, queued, 0);
-    let spread = |one, other| shares(json!("least_prefill"), &[one, other], 10);
-    let costs = 2_250 * 9 + 60 * 80;
-    let idle = |queued| busy(0, 0, queued, 0);
-    assert_eq!(spread(idle(costs - 2_250 - 2_000), beside(80, 0)), [10, 0]);
-    assert_eq!(spread(idle(costs - 2_250 + 2_000), beside(80, 0)), [0, 10]);
-}
-
-#[test]
-fn least_prefill_goes_where_the_adapter_is_loaded_until_its_queue_is_dearer() {
-    let spread = |one, other| shares(json!("least_prefill"), &[one, other], 10);
-    let with = |adapter, candidate| Candidate { adapter, ..candidate };
-    let away = with(Adapter::Room, busy(0, 0, 0, 0));
-    assert_eq!(spread(away, with(Adapter::Resident, busy(1, 1, 500, 0))), [0, 10]);
-    assert_eq!(spread(away, with(Adapter::Resident, busy(1, 1, 1_500, 0))), [10, 0]);
-    let unknown = [with(Adapter::Unknown, busy(0, 0, 0, 0)), with(Adapter::Unknown, busy(1, 1, 500, 0))];
-    assert_eq!(spread(unknown[0], unknown[1]), [10, 0], "who says nothing of adapters is not judged by them");
-}
-
-#[test]
 fn equals_share_alike_under_every_policy() {
     for name in Policy::names() {
         let counts = shares(json!(name), &[0, 1, 2, 3].map(at), 4_000);
