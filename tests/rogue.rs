@@ -140,7 +140,7 @@ async fn whatever_an_engine_answers_its_client_hears_of_it_and_nobody_else() {
             let status = answer.as_ref().map_or(0, |(status, _)| *status);
             assert!(allowed.contains(&status), "{what}, stream {stream}: {status}");
             let own = answer.iter().flat_map(|(_, headers)| headers.keys());
-            assert!(!own.into_iter().any(|name| name == "x-weir-too-long"), "{what}");
+            assert!(!own.into_iter().any(|name| name.as_str().starts_with("x-weir-")), "{what}");
         }
         let other = gateway.chat(&chat(MODELS[1], "and you", 2)).await.unwrap();
         assert_eq!(other.status(), 200, "{what}: somebody else");
