@@ -144,6 +144,31 @@ async fn a_hint_reaches_the_client_and_when_all_are_busy_it_is_told_at_once() {
     }
 }
 
+/// Whatever an endpoint writes beside its refusal: another one serves the request, and it is believed no more than its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_header_of_an_endpoint_keeps_a_request_from_another() {
+    for chain in LAYOUTS {
+        for own in ["x-envoy-ratelimited", "x-weir-too-long", "x-envoy-overloaded", "x-envoy-attempt-count"] {
+            let (gateway, backends) = scripted::<2>(Setup { chain, ..Setup::default() }, None).await;
+            let hints = [(own, "1"), ("retry-after", "3"), ("retry-after", "30")];
+            backends[0].says(says(429, &hints, "{}"));
+            for _ in 0..4 {
+                let answer = gateway.chat(&chat(MODELS[0], "hello", 8)).await.unwrap();
+                assert_eq!(answer.status(), 200, "{own}");
+            }
+            assert!(heard(&backends)[0] <= 2, "{own}: once by each worker");
+            // The only one that is left: of two hints the later end.
+            backends[1].says(says(429, &hints, "{}"));
+            let answer = gateway.chat(&chat(MODELS[0], "hello", 8)).await.unwrap();
+            assert_eq!(answer.status(), 429, "{own}");
+            sleep(HEARD).await;
+            let answer = gateway.chat(&chat(MODELS[0], "hello", 8)).await.unwrap();
+            assert!((25..=30).contains(&retry_after(&answer)), "{own}: {answer:?}");
+            assert_eq!(gateway.breaker("trips_total").await.unwrap(), 0);
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_endpoint_costs_two_retries_and_is_used_again_when_it_is_back() {
     for (chain, scorer) in [(false, false), (true, false), (false, true)] {

@@ -1,20 +1,34 @@
 //! When an endpoint says it may be asked again, in the three ways in which that is said.
 //!
 //! `retry-after` is a number of seconds or an HTTP date (RFC 9110, section 10.2.3), `retry-after-ms` a number of
-//! milliseconds (OpenAI and its clients). Where two are given the later end counts: to come too early costs a refusal and
-//! often a longer wait. What is no such value is no hint; a date that has passed is a hint of no time.
+//! milliseconds (OpenAI and its clients). Where several are given, also by several headers of one name or by one into which somebody
+//! has joined them, the latest end counts: to come too early costs a refusal and often a longer wait. What is no such value is no hint; a
+//! date that has passed is a hint of no time.
 
 use std::time::Duration;
 
-/// For how long the endpoint wants to be left alone. `header` gives a header's value by its name; `wall`, the time since
-/// 1970, is asked only for dates.
+/// For how long the endpoint wants to be left alone, of all the headers of its answer, by names in lower case. `wall`, the time
+/// since 1970, is asked only for dates.
 pub fn retry_after<'h>(
-    header: impl Fn(&str) -> Option<&'h str>,
-    wall: impl FnOnce() -> Duration,
+    headers: impl IntoIterator<Item = (&'h str, &'h str)>,
+    wall: impl Fn() -> Duration,
 ) -> Option<Duration> {
-    let millis = header("retry-after-ms").and_then(|text| number(text, 1e-3));
-    let plain = header("retry-after").and_then(|text| number(text, 1.0).or_else(|| date(text, wall)));
-    millis.max(plain)
+    let wait = |(name, text): (&str, &'h str)| match name {
+        "retry-after-ms" => latest(text, |text| number(text, 1e-3)),
+        "retry-after" => latest(text, |text| number(text, 1.0).or_else(|| date(text, &wall))),
+        _ => None,
+    };
+    headers.into_iter().filter_map(wait).max()
+}
+
+/// The latest of a list's values: `read` is offered each, and each together with the next, since dates have a comma of their own.
+fn latest(list: &str, read: impl Fn(&str) -> Option<Duration>) -> Option<Duration> {
+    let ends = || list.match_indices(',').map(|(at, _)| at).chain([list.len()]);
+    let begins = [0].into_iter().chain(list.match_indices(',').map(|(at, _)| at + 1));
+    let values = begins
+        .enumerate()
+        .flat_map(|(nth, begin)| ends().skip(nth).take(2).filter_map(move |end| list.get(begin..end)));
+    values.filter_map(read).max()
 }
 
 /// A number that is not negative, in units of so many seconds; at most some 31 years.
@@ -27,7 +41,7 @@ fn number(text: &str, unit_s: f64) -> Option<Duration> {
     Some(Duration::from_secs_f64((number * unit_s).clamp(0.0, MOST_S)))
 }
 
-fn date(text: &str, wall: impl FnOnce() -> Duration) -> Option<Duration> {
+fn date(text: &str, wall: impl Fn() -> Duration) -> Option<Duration> {
     let time = httpdate::parse_http_date(text.trim()).ok()?;
     let time = time.duration_since(std::time::SystemTime::UNIX_EPOCH).ok()?;
     Some(time.saturating_sub(wall()))
@@ -40,9 +54,14 @@ mod tests {
     use wasm_bindgen_test::wasm_bindgen_test as test;
 
     fn read(plain: Option<&'static str>, millis: Option<&'static str>) -> Option<u128> {
-        let header = |name: &str| if name == "retry-after" { plain } else { millis };
+        let plain = plain.map(|value| ("retry-after", value));
+        let millis = millis.map(|value| ("retry-after-ms", value));
+        of(plain.into_iter().chain(millis))
+    }
+
+    fn of<'h>(headers: impl IntoIterator<Item = (&'h str, &'h str)>) -> Option<u128> {
         // Sun, 06 Nov 1994 08:49:37 GMT.
-        retry_after(header, || Duration::from_secs(784_111_777)).map(|wait| wait.as_millis())
+        retry_after(headers, || Duration::from_secs(784_111_777)).map(|wait| wait.as_millis())
     }
 
     #[test]
@@ -71,5 +90,26 @@ mod tests {
             Some(1_000_000_000_000),
             "capped by the caller"
         );
+    }
+
+    #[test]
+    fn of_several_headers_of_one_name_the_latest_end_counts_also_when_they_were_joined() {
+        let plain = |values: &[&'static str]| of(values.iter().map(|value| ("retry-after", *value)));
+        let (date, later) = ("Sun, 06 Nov 1994 08:49:57 GMT", "Sunday, 06-Nov-94 08:50:37 GMT");
+        for values in [&["1", "30"][..], &["30", "1"], &["soon", "30"], &["30", "Sun, 06 Nov 1994"]] {
+            assert_eq!(plain(values), Some(30_000), "{values:?}");
+            let joined = values.join(", ");
+            assert_eq!(read(Some(joined.leak()), None), Some(30_000), "{values:?}");
+        }
+        for values in [[date, "1"], ["1", date]] {
+            assert_eq!(plain(&values), Some(20_000));
+            assert_eq!(read(Some(values.join(",").leak()), None), Some(20_000));
+        }
+        assert_eq!(read(Some([date, later].join(",").leak()), Some("1, 70000")), Some(70_000));
+        assert_eq!(read(Some([date, later].join(",").leak()), None), Some(60_000));
+        for nothing in [",", ",,", "Sun,", ",Sun", "é,è"] {
+            assert_eq!(read(Some(nothing), Some(nothing)), None, "{nothing}");
+        }
+        assert_eq!(of([("retry-afte", "1"), ("x", "2")]), None);
     }
 }

@@ -117,7 +117,7 @@ pub const LIMIT: &str = "weir.limit";
 pub const USAGE: &str = "weir.usage";
 
 /// Filter state: what an attempt came to, by the address of its endpoint; `breaker` writes it, once per attempt that was
-/// answered and not with success. An attempt that is over and left nothing here got no answer.
+/// answered and not with success, and `opening` where it sets [`TOO_LONG`]. An attempt that is over and left nothing here got no answer.
 pub fn attempt(address: &str) -> String {
     format!("weir.attempt.{address}")
 }

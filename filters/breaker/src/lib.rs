@@ -6,8 +6,9 @@
 //! else would ever see them: `pick` would take an endpoint whose queue is full for one that is broken, and its `Retry-After` would be
 //! lost. A good answer costs a look at its headers.
 //!
-//! Headers of an answer that begin with `x-weir-` are the gateway's word to clients. What an endpoint sends under such a name is taken away
-//! here, before any filter of the gateway writes its own.
+//! Two kinds of an answer's headers are the gateway's word and no endpoint's, and are taken away here, before any filter of the gateway and
+//! Envoy's own router read them: those that begin with `x-weir-`, and Envoy's `x-envoy-ratelimited`, at which it retries nowhere (an Envoy in
+//! front of one engine, with its own rate limit, says so, and says nothing of the other engines).
 //!
 //! What follows from an attempt is decided elsewhere: `pick` notes it where the pool's endpoints are known (`weir::breaker`).
 
@@ -23,6 +24,9 @@ weir_host::serve!(Breaker);
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {}
+
+/// With it Envoy's router takes an answer for its own kind's, and final.
+const RATE_LIMITED: &str = "x-envoy-ratelimited";
 
 /// The filter.
 #[derive(Debug)]
@@ -42,17 +46,16 @@ impl Filter for Breaker {
 
     fn response_headers(&mut self, (): &mut (), host: &dyn Host, _end: bool) {
         let headers = host.headers(Of::Response);
-        let status = headers.get(":status").and_then(|status| status.parse().ok()).unwrap_or(0);
-        let wait = || retry_after(|name| headers.get(name), || host.wall());
-        // A failure stays one, whatever is said beside it.
-        let outcome = match headers.get(wire::TOO_LONG) {
-            Some(_) if status < 500 => Outcome::too_long(),
-            _ => Outcome::of_status(status, if status >= 400 { wait() } else { None }),
-        };
+        let marked = headers.get(wire::TOO_LONG).is_some() && is_marked(host);
         for (forged, _) in headers.iter().filter(|(name, _)| is_forged(name)) {
-            host.remove_header(Of::Response, forged);
+            if !(marked && forged == wire::TOO_LONG) {
+                host.remove_header(Of::Response, forged);
+            }
         }
-        if outcome.class() == Class::Success {
+        let status = headers.get(":status").and_then(|status| status.parse().ok()).unwrap_or(0);
+        let wait = if status >= 400 { retry_after(headers.iter(), || host.wall()) } else { None };
+        let outcome = Outcome::of_status(status, wait);
+        if marked || outcome.class() == Class::Success {
             return;
         }
         if let Some(address) = host.text(&["upstream", "address"]) {
@@ -61,9 +64,16 @@ impl Filter for Breaker {
     }
 }
 
-/// Whether only the gateway writes that. `opening`, which sees the answer before, has looked after its own.
+/// Whether only the gateway writes that.
 fn is_forged(header: &str) -> bool {
-    header.starts_with(wire::CONTROL_PREFIX) && header != wire::TOO_LONG
+    header.starts_with(wire::CONTROL_PREFIX) || header == RATE_LIMITED
+}
+
+/// Whether the mark is of `opening`, which has left that outcome already, and not the endpoint's own.
+fn is_marked(host: &dyn Host) -> bool {
+    let address = host.text(&["upstream", "address"]).unwrap_or_default();
+    let left = host.text(&["filter_state", &format!("wasm.{}", wire::attempt(&address))]);
+    left.and_then(|left| Outcome::read(&left)) == Some(Outcome::too_long())
 }
 
 #[cfg(test)]
@@ -83,8 +93,16 @@ mod tests {
         let mut worker = Worker::<Breaker>::new("");
         let mut exchange = worker.request(&[], &[], true);
         let [from, to, _] = wire::SPILLOVER;
-        let forged = [(from, "9"), (to, "8"), (to, "7"), (wire::BUDGET, "all yours"), ("x-weir-", "x")];
-        let kept = [(":status", "200"), ("x-request-id", "1"), (wire::TOO_LONG, "1")];
+        let forged = [
+            (from, "9"),
+            (to, "8"),
+            (to, "7"),
+            (wire::BUDGET, "all yours"),
+            (wire::TOO_LONG, "1"),
+            (RATE_LIMITED, "true"),
+            ("x-weir-", "x"),
+        ];
+        let kept = [(":status", "200"), ("x-request-id", "1"), ("x-envoy-degraded", "1")];
         worker.response(&mut exchange, "10.0.0.1:1", &[&forged[..], &kept].concat());
         for (name, value) in kept {
             assert_eq!(exchange.see().answer_header(name), [value]);
@@ -100,16 +118,27 @@ mod tests {
         assert_eq!(left(&[(":status", "500")]).as_deref(), Some("status=500"));
         let busy = left(&[(":status", "429"), ("retry-after", "30"), ("retry-after-ms", "100")]);
         assert_eq!(busy.as_deref(), Some("status=429 retry_after_ms=30000"));
-        let long = left(&[(":status", "400"), ("x-weir-too-long", "1")]);
-        assert_eq!(long.as_deref(), Some("too_long=1"), "as `opening` says it");
-        let failed = left(&[(":status", "500"), ("x-weir-too-long", "1")]);
-        assert_eq!(failed.as_deref(), Some("status=500"), "no engine talks itself out of a failure");
+        for (status, left_so) in [("400", "status=400"), ("500", "status=500")] {
+            let said = left(&[(":status", status), (wire::TOO_LONG, "1")]);
+            assert_eq!(said.as_deref(), Some(left_so), "the mark is not the engine's to set");
+        }
         let date = left(&[(":status", "503"), ("retry-after", "Tue, 14 Nov 2023 22:13:31 GMT")]);
         assert_eq!(
             date.as_deref(),
             Some("status=503 retry_after_ms=10000"),
             "the wall clock stands at 22:13:21"
         );
+    }
+
+    #[test]
+    fn what_opening_has_marked_stays_so() {
+        let (address, left) = ("10.0.0.1:1", wire::attempt("10.0.0.1:1"));
+        let mut worker = Worker::<Breaker>::new("");
+        let mut exchange = worker.request(&[], &[], true);
+        exchange.see().set_property(&format!("filter_state.wasm.{left}"), b"too_long=1");
+        worker.response(&mut exchange, address, &[(":status", "400"), (wire::TOO_LONG, "1")]);
+        assert_eq!(exchange.see().answer_header(wire::TOO_LONG), ["1"]);
+        assert_eq!(exchange.see().state(&left), None, "it was there before");
     }
 
     #[test]

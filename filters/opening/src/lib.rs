@@ -94,7 +94,7 @@ impl Filter for Opening {
         let is_stream = reader.is_stream();
         let holds = match is_stream {
             true => value(":status") == "200",
-            false => refuses && reader.reads() && goes_on(host),
+            false => refuses && reader.reads() && goes_on(host).is_some(),
         };
         if holds && !end {
             stream.held = Some(Held { reader, is_stream, read: 0, until: None });
@@ -116,7 +116,11 @@ impl Filter for Opening {
         let Held { reader, is_stream, .. } = held;
         let Some(outcome) = reader.end(!is_stream).error.map(|kind| Outcome::of_error(&kind)) else { return };
         let status = match outcome.cause {
-            Cause::TooLong if goes_on(host) => return host.set_header(Of::Response, wire::TOO_LONG, "1"),
+            Cause::TooLong if let Some(address) = goes_on(host) => {
+                // `breaker` goes by it: an endpoint could have sent that header too.
+                host.set_property(&wire::attempt(&address), outcome.write().as_bytes());
+                return host.set_header(Of::Response, wire::TOO_LONG, "1");
+            }
             Cause::Status(status) => status,
             _ => 500,
         };
@@ -126,10 +130,10 @@ impl Filter for Opening {
     }
 }
 
-/// Whether the list goes on into another group of endpoints after this attempt's.
-fn goes_on(host: &dyn Host) -> bool {
-    let last = host.text(&["filter_state", &format!("wasm.{}", wire::SPILLS_TO)]);
-    last.is_some_and(|last| host.text(&["upstream", "address"]).is_some_and(|own| own != last))
+/// The endpoint of this attempt, where the list goes on into another group after it.
+fn goes_on(host: &dyn Host) -> Option<String> {
+    let last = host.text(&["filter_state", &format!("wasm.{}", wire::SPILLS_TO)])?;
+    host.text(&["upstream", "address"]).filter(|own| *own != last)
 }
 
 #[cfg(test)]
@@ -166,6 +170,7 @@ mod tests {
             assert_eq!(worker.piece(&mut exchange, rest, true), TOO_LONG);
             assert_eq!(exchange.see().answer_header(wire::TOO_LONG), ["1"]);
             assert_eq!(exchange.see().answer_header(":status"), ["400"]);
+            assert_eq!(exchange.see().state("weir.attempt.10.0.0.1:1").as_deref(), Some("too_long=1"));
         }
         let (mut worker, mut exchange) = begin_of("10.0.0.9:1", &STREAM);
         let event = [b"data: ", TOO_LONG, b"\n\n"].concat();

@@ -145,11 +145,10 @@ pub(crate) fn last(host: &dyn Host, dialect: Dialect, begun: bool) -> Outcome {
     match of_flags(flags, begun) {
         Some(outcome) => outcome,
         None if status >= 400 => {
-            let plain = host.text(&["response", "headers", "retry-after"]);
-            let millis = host.text(&["response", "headers", "retry-after-ms"]);
-            let header =
-                |name: &str| if name == "retry-after" { plain.as_deref() } else { millis.as_deref() };
-            Outcome::of_status(status, retry_after(header, || host.wall()))
+            let said = ["retry-after", "retry-after-ms"]
+                .map(|name| (name, host.text(&["response", "headers", name]).unwrap_or_default()));
+            let said = said.iter().map(|(name, value)| (*name, value.as_str()));
+            Outcome::of_status(status, retry_after(said, || host.wall()))
         }
         None => inside(host, dialect).unwrap_or(Outcome::of_status(status, None)),
     }

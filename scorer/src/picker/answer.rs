@@ -74,7 +74,7 @@ impl Answer {
         let value =
             |wanted: &str| all.iter().find(|(name, _)| *name == wanted).map(|(_, value)| value.as_ref());
         self.status = value(":status").and_then(|status| status.parse().ok()).unwrap_or(0);
-        self.retry_after = retry_after(value, clock::wall);
+        self.retry_after = retry_after(all.iter().map(|(name, value)| (*name, value.as_ref())), clock::wall);
         match body_comes && !asked.end_of_stream {
             true => {
                 let text = |name: &str| value(name).unwrap_or_default();
