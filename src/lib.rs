@@ -37,4 +37,5 @@ pub mod rewrite;
 mod seeded;
 pub mod signals;
 mod varint;
+mod voices;
 pub mod wire;

@@ -9,84 +9,61 @@
 //! the deviation. In thousandths, in integers. Each worker learns by itself: what it is wrong by is corrected when
 //! requests are settled.
 //!
-//! Answers are what clients make of them, so none of it may be one client's to say:
+//! Answers are what clients make of them, so none of it may be one client's to say ([`crate::voices`]):
 //!
 //! - **What teaches** is the length that the model chose: of answers that ended by themselves ([`super::Outcome::Ended`])
 //!   to clients that set no bound, or one of eight times `output_tokens` and more, as some always do; per choice (`n`).
 //! - **A teacher** is whoever shares a count of a limit that tells clients apart, however many other keys it varies; all
-//!   who are told apart by no limit are one. Of each model the last sixteen are kept, each with one voice.
-//! - **The middle** is the median of the voices, with `output_tokens` once or twice among them, so that they are odd in
-//!   number. One teacher can move it no further than to the next voice, and one alone not at all; to pull it down to
-//!   anything takes as many teachers as there are others. A teacher with longer answers than the middle reserves its
-//!   own length, which concerns nobody else.
+//!   who are told apart by no limit are one.
+//! - A teacher with longer answers than the middle reserves its own length, which concerns nobody else.
 
 use super::verdict::Hold;
-use std::collections::BTreeMap;
+use crate::voices::{Teacher, Voices};
 
-/// What is learned, by model.
+/// What is learned, by model; a teacher is the counts it shared when it last taught.
 #[derive(Debug, Default)]
-pub(super) struct Usual(BTreeMap<String, Vec<Voice>>);
+pub(super) struct Usual(Voices<[Hold], Voice>);
 
 /// What one teacher's answers come to, in thousandths: output tokens, and how far off they are.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Voice {
-    /// The counts it shared when it last taught.
-    teacher: Vec<Hold>,
     output: u64,
     deviation: u64,
 }
 
-/// Most models that are learned: clients name them.
-const MOST_MODELS: usize = 256;
-/// Most voices of a model.
-const MOST_VOICES: usize = 16;
 /// More tokens than this no answer has.
 const MOST_TOKENS: u64 = 1 << 32;
+
+impl Teacher for [Hold] {
+    fn is(&self, other: &Self) -> bool {
+        self.is_empty() && other.is_empty() || self.iter().any(|hold| other.contains(hold))
+    }
+}
 
 impl Usual {
     /// Tokens that an answer to this teacher will hardly exceed; `otherwise` is what is expected of a model of which
     /// nothing is known.
     pub(super) fn output(&self, model: Option<&str>, teacher: &[Hold], otherwise: u64) -> u64 {
-        let Some(voices) = model.and_then(|model| self.0.get(model)) else { return otherwise };
-        let mut all: Vec<u64> = voices.iter().map(Voice::tokens).collect();
-        all.resize(all.len() + 1 + all.len() % 2, otherwise);
-        all.sort_unstable();
-        let middle = all.get(all.len() / 2).copied().unwrap_or(otherwise);
-        let own = voices.iter().find(|voice| !teacher.is_empty() && voice.is_of(teacher));
+        let Some(model) = model else { return otherwise };
+        let middle = self.0.middle(model, Voice::tokens, u64::cmp, otherwise);
+        let own = self.0.voice(model, teacher).filter(|_| !teacher.is_empty());
         own.map_or(middle, |own| own.tokens().max(middle))
     }
 
     /// Learns from answers that this teacher got: so many `choices`, and all their tokens.
     pub(super) fn learn(&mut self, model: &str, teacher: &[Hold], output: u64, choices: u32) {
         let output = (output / u64::from(choices).max(1)).min(MOST_TOKENS) * 1_000;
-        if self.0.len() >= MOST_MODELS && !self.0.contains_key(model) {
-            return;
-        }
-        let voices = self.0.entry(model.to_owned()).or_default();
-        let known = voices.iter().position(|voice| voice.is_of(teacher));
-        let teacher = teacher.to_vec();
-        let voice = match known.map(|at| voices.remove(at)) {
+        self.0.teach(model, teacher, |before| match before {
             Some(before) => Voice {
-                teacher,
                 output: toward(before.output, output, 8),
                 deviation: toward(before.deviation, output.abs_diff(before.output), 4),
             },
-            None => Voice { teacher, output, deviation: output / 2 },
-        };
-        if voices.len() >= MOST_VOICES {
-            // Who has taught nothing for longest.
-            voices.remove(0);
-        }
-        voices.push(voice);
+            None => Voice { output, deviation: output / 2 },
+        });
     }
 }
 
 impl Voice {
-    fn is_of(&self, teacher: &[Hold]) -> bool {
-        self.teacher.is_empty() && teacher.is_empty()
-            || self.teacher.iter().any(|hold| teacher.contains(hold))
-    }
-
     fn tokens(&self) -> u64 {
         self.output.saturating_add(2 * self.deviation).div_ceil(1_000)
     }
@@ -103,6 +80,7 @@ fn toward(average: u64, sample: u64, part: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::voices::{MOST_MODELS, MOST_VOICES};
     #[cfg(target_arch = "wasm32")]
     use wasm_bindgen_test::wasm_bindgen_test as test;
 
@@ -156,7 +134,7 @@ mod tests {
         // Those whom nothing tells apart are one, too.
         (0..1_000).for_each(|_| usual.learn("m", &[], 1, 1));
         assert!((100..110).contains(&guess(&usual, &of(7))));
-        assert_eq!(usual.0["m"].len(), 5);
+        assert_eq!(usual.0.of("m").len(), 5);
     }
 
     #[test]
@@ -167,8 +145,8 @@ mod tests {
         }
         assert!((100..110).contains(&guess(&usual, &of(1))));
         (0..1_000).for_each(|n| usual.learn("m", &of(n), 100, 1));
-        assert_eq!(usual.0["m"].len(), MOST_VOICES);
+        assert_eq!(usual.0.of("m").len(), MOST_VOICES);
         (0..1_000).for_each(|n| usual.learn(&n.to_string(), &of(1), 100, 1));
-        assert_eq!(usual.0.len(), MOST_MODELS);
+        assert_eq!(usual.0.models(), MOST_MODELS);
     }
 }

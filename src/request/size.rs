@@ -8,10 +8,9 @@
 //! adds its tokens to the shortest prompt as to the longest, and those of long prompts are the estimates that matter. No
 //! answer counts for more than 4,096 tokens, so that one prompt of odd text, however long, says little of the next.
 //!
-//! Prompts are what clients make of them, so none of it is one client's to say, as with the length of answers (`limit/usual.rs`): each of the
-//! last sixteen clients has a voice, of which the middle counts, with `bytes_per_token` once or twice among them. So one client moves it no
-//! further than to the next voice. Its own, where that says more tokens, counts for itself. Those without a name are one client, and where there
-//! are no others theirs is the middle. For others no voice counts beyond half and twice what `bytes_per_token` says: that is all that many can do together.
+//! Prompts are what clients make of them, so none of it is one client's to say ([`crate::voices`]). A client's own voice, where that says more
+//! tokens, counts for itself. Those without a name are one client, and where there are no others theirs is the middle. For others no voice counts
+//! beyond half and twice what `bytes_per_token` says: that is all that many can do together.
 //!
 //! A field that is not read here may be text of the prompt to the engine (`documents`, a template of the client's own): its bytes count
 //! as such, in the estimate alone. Nothing is learned of such a prompt, since nobody knows whether the engine counted them.
@@ -19,8 +18,8 @@
 //! Only the estimate is learned. Blocks are cut by the configured `bytes_per_token` for good: a cut that moved would
 //! part every prompt from its beginning, and pools count their matches by shares of the prompt anyway.
 
+use crate::voices::{MOST_MODELS, MOST_VOICES, Teacher, Voices};
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
 
 /// What is known of a prompt's length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,10 +57,6 @@ const START: u64 = 256;
 const MOST_TOKENS: u64 = 4_096;
 /// Text has no fewer bytes to a token (four bytes of a rare character can be four tokens), and no more.
 const BYTES_PER_TOKEN: (u64, u64) = (1, 16);
-/// Most models that are learned: clients name them.
-const MOST_MODELS: usize = 256;
-/// Most voices of a model.
-const MOST_VOICES: usize = 16;
 /// From so many answers a voice is learned quickly; then from one in as many.
 const SAMPLES: u32 = 16;
 /// So many times what is configured, and as small a part of it, is the most that is learned.
@@ -105,64 +100,43 @@ impl Ratio {
     }
 }
 
-/// What is learned of each model.
+/// What is learned of each model; a teacher is a client, or all those without a name.
 #[derive(Debug)]
 pub struct Ratios {
     start: Ratio,
-    models: BTreeMap<String, Learned>,
+    voices: Voices<Option<u64>, Voice>,
     asked: u32,
-}
-
-#[derive(Debug)]
-struct Learned {
-    /// Who has taught nothing for longest comes first.
-    voices: Vec<Voice>,
-    middle: Ratio,
 }
 
 /// What one client's prompts come to.
 #[derive(Debug)]
 struct Voice {
-    client: Option<u64>,
     ratio: Ratio,
     seen: u32,
 }
 
-impl Learned {
-    fn of(&self, client: Option<u64>) -> Option<&Voice> {
-        self.voices.iter().find(|voice| voice.client == client)
-    }
-
-    fn learn(&mut self, client: Option<u64>, bytes: u64, tokens: u64, start: Ratio) {
-        let known = self.voices.iter().position(|voice| voice.client == client);
-        let known = known.map(|at| self.voices.remove(at));
-        let mut voice = known.unwrap_or(Voice { client, ratio: start, seen: 0 });
-        voice.ratio.learn(bytes, tokens);
-        voice.seen = voice.seen.saturating_add(1);
-        if self.voices.len() >= MOST_VOICES {
-            self.voices.remove(0);
-        }
-        self.voices.push(voice);
-        let mut all: Vec<Ratio> = self.voices.iter().map(|voice| voice.ratio.near(start)).collect();
-        if self.voices.iter().any(|voice| voice.client.is_some()) {
-            all.resize(all.len() + 1 + all.len() % 2, start);
-        }
-        all.sort_unstable_by(Ratio::order);
-        self.middle = all.get(all.len() / 2).copied().unwrap_or(start);
+impl Teacher for Option<u64> {
+    fn is(&self, other: &Self) -> bool {
+        self == other
     }
 }
 
 impl Ratios {
     /// Nothing is known yet but the configured ratio.
     pub fn new(bytes_per_token: u32) -> Self {
-        Self { start: Ratio::of(bytes_per_token), models: BTreeMap::new(), asked: 0 }
+        Self { start: Ratio::of(bytes_per_token), voices: Voices::default(), asked: 0 }
     }
 
     /// The ratio to estimate a prompt of this client by; `None`: of nobody who can be told from others.
     pub fn of(&self, model: Option<&str>, client: Option<u64>) -> Ratio {
-        let Some(learned) = model.and_then(|model| self.models.get(model)) else { return self.start };
-        let own = client.and_then(|_| learned.of(client)).map(|voice| voice.ratio);
-        own.filter(|own| own.order(&learned.middle).is_gt()).unwrap_or(learned.middle)
+        let Some(model) = model else { return self.start };
+        let near = |voice: &Voice| voice.ratio.near(self.start);
+        let middle = match self.voices.of(model) {
+            [(None, only)] => near(only),
+            _ => self.voices.middle(model, near, Ratio::order, self.start),
+        };
+        let own = client.and_then(|_| self.voices.voice(model, &client)).map(|voice| voice.ratio);
+        own.filter(|own| own.order(&middle).is_gt()).unwrap_or(middle)
     }
 
     /// Whether another answer of the model should be learned from. Each read of one costs a call to the host, and after
@@ -170,14 +144,12 @@ impl Ratios {
     pub fn wants(&mut self, model: &str, client: Option<u64>) -> bool {
         self.asked = self.asked.wrapping_add(1);
         let now_and_then = self.asked.is_multiple_of(SAMPLES);
-        match self.models.get(model) {
-            Some(learned) => match learned.of(client) {
-                Some(voice) => voice.seen < SAMPLES || now_and_then,
-                None => learned.voices.len() < MOST_VOICES || now_and_then,
-            },
+        match (self.voices.voice(model, &client), self.voices.of(model).len()) {
+            (Some(voice), _) => voice.seen < SAMPLES || now_and_then,
+            (None, voices @ 1..) => voices < MOST_VOICES || now_and_then,
             // Where nothing was ever learned, nobody reads answers.
-            None if self.models.is_empty() => self.asked <= SAMPLES || now_and_then,
-            None => self.models.len() < MOST_MODELS,
+            (None, 0) if self.voices.models() == 0 => self.asked <= SAMPLES || now_and_then,
+            (None, 0) => self.voices.models() < MOST_MODELS,
         }
     }
 
@@ -189,12 +161,12 @@ impl Ratios {
         if size.text < LEAST_BYTES || size.unread > 0 {
             return;
         }
-        if self.models.len() >= MOST_MODELS && !self.models.contains_key(model) {
-            return;
-        }
-        let nothing = || Learned { voices: Vec::new(), middle: self.start };
-        let learned = self.models.entry(model.to_owned()).or_insert_with(nothing);
-        learned.learn(client, size.text, tokens, self.start);
+        self.voices.teach(model, &client, |before| {
+            let mut voice = before.unwrap_or(Voice { ratio: self.start, seen: 0 });
+            voice.ratio.learn(size.text, tokens);
+            voice.seen = voice.seen.saturating_add(1);
+            voice
+        });
     }
 }
 
@@ -252,7 +224,7 @@ mod tests {
     fn however_many_clients_there_are_their_voices_are_few_and_nobody_is_estimated_beyond_twice_or_half() {
         let mut ratios = Ratios::new(4);
         (0..1_000).for_each(|client| ratios.learn("m", Some(client % 100), text(4_000), 4_000));
-        assert_eq!(ratios.models["m"].voices.len(), MOST_VOICES);
+        assert_eq!(ratios.voices.of("m").len(), MOST_VOICES);
         assert!((1_000..=2_000).contains(&tokens(&ratios, 500)));
         let wanted = (0..16_000).filter(|client| ratios.wants("m", Some(1_000 + client))).count();
         assert_eq!(wanted, 1_000, "strangers are learned from now and then");
@@ -328,7 +300,7 @@ mod tests {
     fn the_number_of_models_is_bounded() {
         let mut ratios = Ratios::new(4);
         (0..1_000).for_each(|n| ratios.learn(&format!("m{n}"), None, text(400), 200));
-        assert_eq!(ratios.models.len(), MOST_MODELS);
+        assert_eq!(ratios.voices.models(), MOST_MODELS);
         assert!(!ratios.wants("another", None) && ratios.wants("m0", None));
     }
 
