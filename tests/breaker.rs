@@ -297,6 +297,51 @@ async fn after_a_cooldown_one_probe_goes_out_however_many_come() {
     }
 }
 
+/// Whoever carries a probe may leave, before its answer or in the middle of it, by any version of HTTP: that says nothing of the endpoint.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_probe_whose_client_leaves_gives_its_slot_back() {
+    let http2 = reqwest::Client::builder().no_proxy().http2_prior_knowledge().build().unwrap();
+    let setup = Setup { engines: [2, 1], edit: Some(quick(1_000)), ..Setup::default() };
+    let gateway = Gateway::start(setup).await.unwrap();
+    let (mut engine, mut trips) = (None, 0);
+    for (version, tokens) in [(1, 0), (1, 3), (2, 0), (2, 3)] {
+        let what = format!("HTTP/{version}, after {tokens} tokens");
+        engine.as_ref().unwrap_or(&gateway.engines[0][0]).fault(Fault::new(Kind::Die));
+        wait_until("it is out", SOON, async || {
+            gateway.chat(&chat(MODELS[0], &format!("{:?}", Instant::now()).repeat(9), 2)).await.unwrap();
+            gateway.breaker("trips_total").await.unwrap() > trips
+        })
+        .await
+        .unwrap();
+        let hangs = again(&gateway.engines[0][0], Fault::new(Kind::Hang).after_tokens(tokens)).await;
+        sleep(Duration::from_millis(1_100)).await;
+        let mut body = chat(MODELS[0], "who is there", 9);
+        body["stream"] = true.into();
+        let client = if version == 2 { &http2 } else { &gateway.client };
+        let request = client.post(format!("{}/v1/chat/completions", gateway.url)).json(&body);
+        let probe = tokio::spawn(async move {
+            let mut answer = request.send().await.unwrap();
+            while answer.chunk().await.unwrap().is_some() {}
+        });
+        wait_until("the probe is there", SOON, async || hangs.requests().len() == 1).await.expect(&what);
+        sleep(Duration::from_millis(300)).await;
+        assert!(!probe.is_finished(), "{what}");
+        hangs.fault(Fault::new(Kind::None));
+        probe.abort();
+        let served = async || {
+            let answer = gateway.chat(&chat(MODELS[0], "and now", 2)).await.unwrap();
+            assert_eq!(answer.status(), 200, "{what}");
+            hangs.requests().len() > 1
+        };
+        wait_until("the next probe succeeds", SOON, served).await.expect(&what);
+        wait_until("it is in", SOON, async || gateway.breaker("out").await.unwrap() == 0).await.expect(&what);
+        gateway.quiet(SOON).await.expect(&what);
+        trips = gateway.breaker("trips_total").await.unwrap();
+        engine = Some(hangs);
+    }
+    assert_eq!(trips, 4, "nobody was put out for a client that left");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_tried_elsewhere_once_bytes_have_reached_the_client() {
     let idle: Edit = Box::new(|envoy| {

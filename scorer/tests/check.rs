@@ -279,3 +279,21 @@ fn where_statuses_are_retried_and_nobody_sees_the_attempts_that_is_said() {
     assert!(said[0].starts_with("static_resources.clusters[0]: statuses are retried"), "{said:?}");
     assert_eq!(unseen(&without.replace("retriable_status_codes: [429, 500, 502, 503, 529]", "")), [""; 0]);
 }
+
+#[test]
+fn what_envoy_alone_knows_of_health_is_said_to_be_looked_at_by_nobody() {
+    let shipped = std::fs::read_to_string("../envoy/envoy.yaml").unwrap();
+    let unasked = |text: &str| {
+        let report = check::text(text.as_bytes());
+        assert!(report.errors.is_empty(), "{:?}", report.errors);
+        let warnings = report.warnings.iter().map(ToString::to_string);
+        warnings.filter(|line| line.contains("does not look at it")).collect::<Vec<_>>()
+    };
+    assert_eq!(unasked(&shipped), [""; 0]);
+    let ejecting = "connect_timeout: 1s\n      outlier_detection: { consecutive_5xx: 3 }\n";
+    let said = unasked(&shipped.replacen("connect_timeout: 1s\n", ejecting, 1));
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(said[0].starts_with("static_resources.clusters[0].outlier_detection: override_host"), "{said:?}");
+    let replicas = std::fs::read_to_string("../envoy/replicas.yaml").unwrap();
+    assert_eq!(unasked(&replicas), [""; 0], "of a scorer Envoy may know");
+}

@@ -4,7 +4,8 @@
 //! choices without the scorer. It is a warning only: clusters may come later, from a control plane.
 //!
 //! `pick` asks its engines how they are through the pool's cluster: an address that the cluster lacks is answered for by another of
-//! it. And where statuses are retried, `breaker` has to stand in the cluster, or `pick` hears of the last attempt only.
+//! it. Where statuses are retried, `breaker` has to stand in the cluster, or `pick` hears of the last attempt only. And where `pick`'s list is
+//! followed Envoy does not look at what it knows of an endpoint's health itself.
 
 use super::report::{Part, Report, join};
 use super::walk::get;
@@ -16,6 +17,7 @@ use std::net::{IpAddr, SocketAddr};
 pub(super) fn check(bootstrap: &Map<String, Value>, report: &mut Report) {
     let clusters = clusters(bootstrap);
     let mut found = unseen_attempts(bootstrap, &report.parts);
+    found.extend(unasked_health(bootstrap, &report.parts));
     found.extend(missing_scorers(&clusters, &report.parts));
     for (pick, at) in filters(&report.parts, "pick") {
         let signals = serde_json::from_value::<weir::signals::Config>(pick["signals"].clone());
@@ -78,24 +80,39 @@ fn unseen_attempts(bootstrap: &Map<String, Value>, parts: &[Part]) -> Vec<(Strin
     if !bootstrap.values().any(retries_statuses) {
         return Vec::new();
     }
-    let pools: Vec<&Value> =
-        filters(parts, "pick").filter_map(|(pick, _)| pick["pools"].as_array()).flatten().collect();
-    let of_pool = |name: &Value| {
-        pools.iter().any(|pool| {
-            if pool["cluster"].is_null() { &pool["name"] == name } else { &pool["cluster"] == name }
-        })
-    };
-    let clusters = get(bootstrap, "static_resources").and_then(|all| field(all, "clusters")?.as_array());
-    let names = clusters.into_iter().flatten().map(|cluster| field(cluster, "name").unwrap_or(&Value::Null));
-    let places = names
-        .enumerate()
-        .filter(|(_, name)| of_pool(name))
-        .map(|(nth, _)| format!("static_resources.clusters[{nth}]"));
+    let places = pool_clusters(bootstrap, parts).into_iter().map(|(at, _)| at);
     let sees = |at: &String| {
         let within = format!("{at}.");
         parts.iter().any(|part| part.of == "breaker" && part.at.starts_with(&within))
     };
     places.filter(|at| !sees(at)).map(|at| (at, WHY.to_owned())).collect()
+}
+
+/// What clusters of pools say of health, where that is not looked at.
+fn unasked_health(bootstrap: &Map<String, Value>, parts: &[Part]) -> Vec<(String, String)> {
+    const WHY: &str = "override_host, which follows pick's list, does not look at it: the breaker puts endpoints out \
+                       (choose.breaker, with active_probe), and one that leaves pick's list is drained";
+    let given = |(at, cluster): (String, &Value)| {
+        let names = ["health_checks", "outlier_detection"].into_iter();
+        let names = names.filter(|name| field(cluster, name).is_some_and(|value| !value.is_null()));
+        names.map(|name| (join(&at, name), WHY.to_owned())).collect::<Vec<_>>()
+    };
+    pool_clusters(bootstrap, parts).into_iter().flat_map(given).collect()
+}
+
+/// The static clusters to which a `pick` sends, and where they stand.
+fn pool_clusters<'b>(bootstrap: &'b Map<String, Value>, parts: &[Part]) -> Vec<(String, &'b Value)> {
+    let pools: Vec<&Value> =
+        filters(parts, "pick").filter_map(|(pick, _)| pick["pools"].as_array()).flatten().collect();
+    let of_pool = |cluster: &Value| {
+        let name = field(cluster, "name").unwrap_or(&Value::Null);
+        pools.iter().any(|pool| {
+            if pool["cluster"].is_null() { &pool["name"] == name } else { &pool["cluster"] == name }
+        })
+    };
+    let clusters = get(bootstrap, "static_resources").and_then(|all| field(all, "clusters")?.as_array());
+    let clusters = clusters.into_iter().flatten().enumerate().filter(|(_, cluster)| of_pool(cluster));
+    clusters.map(|(nth, cluster)| (format!("static_resources.clusters[{nth}]"), cluster)).collect()
 }
 
 fn retries_statuses(value: &Value) -> bool {
