@@ -100,7 +100,7 @@ pub struct Report {
     /// Bytes of text in them.
     pub text: u64,
     /// There may have been more than is known: it was compressed in a way that is not read here, damaged, of a form that is not
-    /// read, or its usage did not say how much was written.
+    /// read, an answer with an error beside it, or its usage did not say how much was written.
     pub unread: bool,
 }
 
