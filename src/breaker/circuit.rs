@@ -11,7 +11,9 @@
 //!   endpoint was then.
 //! - A cooldown never gets shorter. A late failure does not start it anew either, or requests that time out one after the other
 //!   would keep it up for ever; a late `Retry-After` does lengthen it.
-//! - A busy endpoint is held off until the time it names, in whatever state it is: that is no failure.
+//! - A busy endpoint is held off until the time it names, in whatever state it is: that is no failure. One that is busy again then, and has
+//!   served nothing since, is held off for `hold_off_ms` at the least: who names a time that is always too soon would have every request tried
+//!   there first, and use up the retries that others share.
 //! - Slots of probes are held by leases. A lease ends once, however its request ends, and its slot with it.
 
 use super::Breaker;
@@ -94,6 +96,8 @@ pub struct Circuit {
     windows: Vec<Window>,
     /// Left alone until then, as the endpoint asked with this status.
     held: Option<(Instant, u16)>,
+    /// It has served nothing since it asked for that.
+    refuses: bool,
     /// Trips in a row, without a whole ramp in between.
     trips: u32,
     /// The cooldown of the first of them.
@@ -162,7 +166,7 @@ impl Circuit {
 
     /// Whether it is in any way out of the ordinary: then its successes matter.
     pub fn is_watched(&self) -> bool {
-        self.state != State::Closed || self.held.is_some()
+        self.state != State::Closed || self.held.is_some() || self.refuses
     }
 
     /// Probes out.
@@ -205,8 +209,10 @@ impl Circuit {
         outcome: &Outcome,
         now: Instant,
     ) -> Option<Moved> {
-        if outcome.class() == Class::Busy {
-            self.hold(breaker, outcome, now);
+        match outcome.class() {
+            Class::Busy => self.hold(breaker, outcome, now),
+            Class::Success => self.refuses = false,
+            Class::Neutral | Class::Failure => (),
         }
         let probe = probe.filter(|probe| probe.trips_ever == self.trips_ever);
         match self.state {
@@ -281,11 +287,14 @@ impl Circuit {
 
     /// Left alone for as long as it asks; the latest end counts.
     fn hold(&mut self, breaker: &Breaker, outcome: &Outcome, now: Instant) {
-        let wait = breaker.hint(outcome).unwrap_or(Duration::from_millis(breaker.config.hold_off_ms));
+        let usual = Duration::from_millis(breaker.config.hold_off_ms);
+        let again = self.refuses && self.held(now).is_none();
+        let wait = breaker.hint(outcome).map_or(usual, |hint| if again { hint.max(usual) } else { hint });
         let until = now + wait;
         let later = self.held.is_none_or(|(own, _)| own < until);
         if let (Cause::Status(status), true, false) = (outcome.cause, later, wait.is_zero()) {
             self.held = Some((until, status));
+            self.refuses = true;
         }
     }
 

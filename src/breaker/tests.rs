@@ -150,6 +150,26 @@ fn busy_endpoints_are_held_off_and_do_not_trip() {
 }
 
 #[test]
+fn who_is_busy_again_without_having_served_is_not_taken_at_its_word() {
+    let breaker = three();
+    let mut circuit = Circuit::default();
+    let soon = Outcome { retry_after: Some(Duration::from_millis(100)), ..busy(0) };
+    let mut noted = |outcome: &Outcome, ms| {
+        circuit.note(&breaker, None, outcome, at(ms));
+        circuit.free_at()
+    };
+    assert_eq!(noted(&soon, 0), at(100));
+    assert_eq!(noted(&soon, 20), at(120), "what was under way is no second word");
+    assert_eq!(noted(&soon, 130), at(1_130));
+    assert_eq!(noted(&busy(5), 1_200), at(6_200), "a longer one is its own");
+    assert_eq!(noted(&soon, 7_000), at(8_000));
+    assert!(breaker.concerns(&circuit, &Outcome::of_status(200, None)), "a success is of interest once");
+    circuit.note(&breaker, None, &Outcome::of_status(200, None), at(8_100));
+    circuit.note(&breaker, None, &soon, at(8_200));
+    assert_eq!(circuit.free_at(), at(8_300));
+}
+
+#[test]
 fn a_clients_faults_do_not_count_unless_a_rule_names_them() {
     let breaker = three();
     let mut circuit = Circuit::default();
