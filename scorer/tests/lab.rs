@@ -61,6 +61,8 @@ fn a_sweep_draws_one_curve_a_policy() {
     ];
     let table = printed(&[&args[..], &["--svg", &svg]].concat());
     assert!(table.contains("at speed 1\n") && table.contains("at speed 8\n"), "{table}");
+    let knees = table.split_once("90 % good up to speed\n").unwrap().1;
+    assert!(knees.lines().zip(["random  ", "p2c  "]).all(|(line, name)| line.starts_with(name)), "{knees}");
     assert_eq!(std::fs::read_to_string(svg).unwrap().matches("<polyline").count(), 2);
 }
 

@@ -3,10 +3,12 @@
 //! A request that got no first token counts as one that waits for ever: it is in every quantile, and in goodput as a
 //! failure. Otherwise a router that turns away a seventh of its users would have the best times.
 
+mod knee;
 mod print;
 mod standings;
 mod svg;
 
+pub use knee::{goodput, knees};
 pub use print::{COLUMNS, csv, table};
 pub use standings::Standings;
 pub use svg::{Curve, curves};

@@ -13,7 +13,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use weir_lab::engine::{Spec, read_specs, specs};
-use weir_lab::report::{Curve, Standings, Summary, curves, table};
+use weir_lab::report::{Standings, curves, goodput, knees, table};
 use weir_lab::routing::{Role, Routing, Share};
 use weir_lab::run::{Change, Setup, Transfer};
 use weir_lab::suite::{self, Contender, SUITE, contenders, splitters};
@@ -175,10 +175,14 @@ pub fn run(lab: Lab, say: &dyn Fn(&str)) -> anyhow::Result<()> {
                 say(&format!("\n{} at speed {speed}", workload.name));
                 say(table(of).trim_end());
             }
+            let summaries = summaries.concat();
+            say(&format!("\n{}", knees(&summaries).trim_end()));
             if let Some(file) = &svg {
-                write(file, &picture(&workload.name, &speeds, &summaries))?;
+                let title = format!("Goodput, {}", workload.name);
+                let all = goodput(&summaries);
+                write(file, &curves(&title, "speed", "share of requests within the SLO", &all))?;
             }
-            bench.traffic.write(&summaries.concat())
+            bench.traffic.write(&summaries)
         }
     }
 }
@@ -244,20 +248,6 @@ fn rounded(speed: f64) -> f64 {
 /// The GPU of an engine's name.
 fn short(engine: &str) -> &str {
     engine.split('-').next().unwrap_or(engine)
-}
-
-/// Goodput over the arrival rate.
-fn picture(name: &str, speeds: &[f64], summaries: &[Vec<Summary>]) -> String {
-    let policies = summaries.first().map_or(0, Vec::len);
-    let curve = |at: usize| {
-        let of = || summaries.iter().filter_map(|of| of.get(at));
-        Curve {
-            name: of().next().map_or(String::new(), |summary| summary.policy.clone()),
-            points: speeds.iter().copied().zip(of().map(|summary| summary.good * 100.0)).collect(),
-        }
-    };
-    let all: Vec<Curve> = (0..policies).map(curve).collect();
-    curves(&format!("Goodput, {name}"), "speed", "% of requests within the SLO", &all)
 }
 
 impl Bench {

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use weir::random::Random;
-use weir_lab::report::{Summary, table};
+use weir_lab::report::{Summary, knees, table};
 use weir_lab::workload::{Request, Workload, ramped, until};
 
 use crate::traffic::{Traffic, above_zero, write};
@@ -149,6 +149,9 @@ pub fn run(load: &Load, say: &dyn Fn(&str)) -> anyhow::Result<()> {
         tell(&measured, say);
         measured.iter().zip(0..).for_each(|(one, request)| measured::log(&mut log, *speed, request, one));
         summaries.push(summary);
+    }
+    if speeds.len() > 1 {
+        say(knees(&summaries).trim_end());
     }
     load.traffic.write(&summaries)?;
     if let Some(file) = &load.log {
