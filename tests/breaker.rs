@@ -144,6 +144,25 @@ async fn a_hint_reaches_the_client_and_when_all_are_busy_it_is_told_at_once() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_says_that_an_endpoint_is_busy_or_broken_is_answered_by_another() {
+    for status in [429, 500, 502, 503, 504, 520, 522, 524, 529] {
+        let (gateway, [one, two]) = scripted::<2>(Setup::default(), None).await;
+        one.says(says(status, &[], "{}"));
+        let (mut asked, mut turn) = (0, 0);
+        wait_until("it is asked", SOON, async || {
+            turn += 1;
+            let answer = gateway.chat(&chat(MODELS[0], &format!("{turn} ").repeat(400), 8)).await.unwrap();
+            assert_eq!(answer.status(), 200, "{status}");
+            asked += one.heard().len();
+            asked > 0
+        })
+        .await
+        .unwrap();
+        assert_eq!((asked, two.heard().len()), (1, turn), "{status}");
+    }
+}
+
 /// Whatever an endpoint writes beside its refusal: another one serves the request, and it is believed no more than its own.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_header_of_an_endpoint_keeps_a_request_from_another() {

@@ -4,7 +4,8 @@
 use futures_util::future::join_all;
 use rig::backend::Saying;
 use rig::{
-    Backend, Edit, Gateway, MODELS, Raw, Setup, breaker, chat, fields, place_pool, request_id, with_opening,
+    Backend, Edit, Gateway, MODELS, Raw, Setup, breaker, chat, fields, no_breaker, place_pool, request_id,
+    wait_until, with_opening,
 };
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -148,6 +149,47 @@ async fn an_error_as_the_first_event_is_retried_and_one_behind_a_token_is_not() 
     [&ill, &well].into_iter().for_each(|backend| says(backend, &late));
     let answer = gateway.chat(&stream("and now")).await.unwrap();
     assert_eq!((answer.status().as_u16(), answer.text().await.unwrap()), (200, late.concat()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_announces_an_answer_or_says_nothing_is_no_beginning() {
+    const ROLE: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n";
+    const CREATED: &str =
+        "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"error\":null}}\n\n";
+    const FAILED: &str =
+        "data: {\"type\":\"response.failed\",\"response\":{\"error\":{\"code\":\"server_error\"}}}\n\n";
+    const OVERLOADED: &str =
+        "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\"}}\n\n";
+    let [ill, well] = [Backend::start().await.unwrap(), Backend::start().await.unwrap()];
+    let with_role = [ROLE, EVENTS[0], EVENTS[1]];
+    says(&well, &with_role);
+    let (place, trust_all) = (pool(vec![ill.address.clone(), well.address.clone()]), no_breaker());
+    let edit: Edit = Box::new(move |envoy| {
+        place(envoy);
+        trust_all(envoy);
+    });
+    let gateway =
+        Gateway::start(Setup { engines: [0, 1], edit: Some(edit), ..Setup::default() }).await.unwrap();
+    for pieces in
+        [&[ROLE, OVERLOADED][..], &[CREATED, CREATED, FAILED], &[CREATED, "data: [DONE]\n\n"], &[ROLE], &[]]
+    {
+        says(&ill, pieces);
+        let mut turn = 0;
+        wait_until("it is asked", SOON, async || {
+            turn += 1;
+            let answer = gateway.chat(&stream(&format!("{turn} {}", "x".repeat(300)))).await.unwrap();
+            let read = (answer.status().as_u16(), answer.text().await.unwrap());
+            assert_eq!(read, (200, with_role.concat()), "{pieces:?}");
+            !ill.heard().is_empty()
+        })
+        .await
+        .unwrap();
+    }
+    // Nobody else is left: the client gets the status, and what there was.
+    [&ill, &well].into_iter().for_each(|backend| says(backend, &[ROLE]));
+    let answer = gateway.chat(&stream("and now")).await.unwrap();
+    assert_eq!((answer.status().as_u16(), answer.text().await.unwrap().as_str()), (502, ROLE));
+    gateway.quiet(SOON).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -277,7 +277,13 @@ fn where_statuses_are_retried_and_nobody_sees_the_attempts_that_is_said() {
     let said = unseen(&without);
     assert_eq!(said.len(), 2, "{said:?}");
     assert!(said[0].starts_with("static_resources.clusters[0]: statuses are retried"), "{said:?}");
-    assert_eq!(unseen(&without.replace("retriable_status_codes: [429, 500, 502, 503, 529]", "")), [""; 0]);
+    assert_eq!(
+        unseen(&without.replace(
+            "retriable_status_codes: [429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 525, 526, 529, 530]",
+            ""
+        )),
+        [""; 0]
+    );
 }
 
 #[test]

@@ -230,9 +230,11 @@ impl<'a> Event<'a> {
             })
     }
 
-    /// The type of the engine's error (what is there and empty is none), or its code where it has none; [`TOO_LONG`] where it says that.
+    /// The type of the engine's error, in a stream of the responses API that of its response (what is there and empty is none), or its code where it has none; [`TOO_LONG`] where it says that.
     pub(super) fn error(&self) -> Option<String> {
-        let said = self.error.filter(|json| !NO_ERROR.contains(&json.get()));
+        let response: Option<Event<'_>> = read(self.response);
+        let said = self.error.or(response.and_then(|response| response.error));
+        let said = said.filter(|json| !NO_ERROR.contains(&json.get()));
         let inner: Option<Event<'_>> = read(said);
         let error = match &inner {
             Some(inner) => inner,
@@ -280,6 +282,21 @@ impl<'a> Event<'a> {
         [self.choices, self.meta_info, self.usage, self.error].iter().any(Option::is_some)
             || read::<&str>(self.object) == Some("error")
             || KINDS.iter().any(|known| kind.starts_with(known))
+    }
+
+    /// Whether this event of a stream says no more than that an answer will come: engines send it before they have computed the prompt.
+    pub(super) fn is_announcement(&self) -> bool {
+        const KINDS: [&str; 5] = [
+            "response.created",
+            "response.queued",
+            "response.in_progress",
+            "message_start",
+            "content_block_start",
+        ];
+        match read::<&str>(self.kind) {
+            Some(kind) => KINDS.contains(&kind),
+            None => self.choices.is_some() && self.finish().is_none() && !self.has_output(),
+        }
     }
 
     /// Whether this event of a stream carries output: text, reasoning, a tool call.

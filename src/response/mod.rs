@@ -110,6 +110,12 @@ impl Report {
         self.deltas.max(self.text.div_ceil(text::BYTES_PER_TOKEN))
     }
 
+    /// Whether a stream that has ended was none: events that are read here, and not one that says anything.
+    pub fn says_nothing(&self) -> bool {
+        let something = self.usage.is_some() || self.finish.is_some() || self.error.is_some();
+        self.streamed && self.deltas == 0 && !something && !self.unread
+    }
+
     /// Tokens written: the engine's count, or, where it is missing or the answer broke off, what was delivered if that is more.
     /// `None` when neither is known.
     pub fn output(&self) -> Option<u64> {
@@ -196,12 +202,10 @@ impl Reader {
         self.plain().is_some_and(|plain| matches!(plain.form, Form::Sse(_)))
     }
 
-    /// Whether it is known how a stream begins: its first event is whole, or a comment has come. Of what is no stream nothing more is awaited.
+    /// Whether it is known how a stream begins: an event is whole that does more than announce an answer, or a sign of life has come, as comments
+    /// are. Of what is no stream nothing more is awaited.
     pub fn has_begun(&self) -> bool {
-        match self.plain().map(|plain| &plain.form) {
-            Some(Form::Sse(events)) => events.has_begun(),
-            _ => true,
-        }
+        self.plain().is_none_or(Plain::has_begun)
     }
 
     /// Whether a stream that ends here, by the rules of HTTP, is no whole answer: it wrote something, and neither a reason to finish, nor

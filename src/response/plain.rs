@@ -50,6 +50,8 @@ pub(super) struct Found {
     strange: bool,
     /// The stream said that it is over.
     over: bool,
+    /// An event has come that does more than announce an answer.
+    begun: bool,
 }
 
 impl io::Write for Plain {
@@ -69,6 +71,14 @@ impl Plain {
         let Found { finish, error, deltas, over, .. } = &self.found;
         let is_stream = matches!(self.form, Form::Sse(_));
         is_stream && *deltas > 0 && finish.is_none() && error.is_none() && !over
+    }
+
+    /// See [`Reader::has_begun`].
+    pub(super) fn has_begun(&self) -> bool {
+        match &self.form {
+            Form::Sse(events) => events.has_begun() || self.found.begun,
+            _ => true,
+        }
     }
 
     pub(super) fn feed(&mut self, bytes: &[u8]) -> Progress {
@@ -163,6 +173,7 @@ impl Plain {
 
 impl Found {
     fn event(&mut self, data: &[u8]) {
+        let begun = std::mem::replace(&mut self.begun, true);
         match Worth::of(data, self.deltas == 0) {
             Worth::Nothing => {}
             Worth::End => self.over = true,
@@ -170,6 +181,7 @@ impl Found {
             Worth::Parsing => match Event::parse(data) {
                 Some(event) => {
                     self.take(&event);
+                    self.begun = begun || self.error.is_some() || !event.is_announcement();
                     if event.has_output() {
                         self.deliver(data);
                     }

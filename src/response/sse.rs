@@ -26,7 +26,7 @@ pub(super) struct Events {
     /// Lines that are fields of events or comments, and lines that are not.
     fields: bool,
     others: bool,
-    /// An event is whole, or a comment; or it is no stream of events.
+    /// A comment has come, or an event without data; or it is no stream of events.
     begun: bool,
 }
 
@@ -61,7 +61,7 @@ impl Events {
         self.lost || self.dropped || !self.fields && is_field(&self.line) != Some(true) && looks_odd
     }
 
-    /// Whether there is something that can be judged: a whole event, or a comment; or it is no stream of events.
+    /// Whether there is something that is no event with data: a sign of life, or no stream of events at all.
     pub(super) fn has_begun(&self) -> bool {
         self.begun || self.dropped || is_field(&self.line) == Some(false)
     }
@@ -117,7 +117,8 @@ impl Events {
             _ if !line.is_empty() => self.others = true,
             _ => {}
         }
-        self.begun |= self.others || line.starts_with(b":") || line.is_empty() && self.fields;
+        self.begun |=
+            self.others || line.starts_with(b":") || line.is_empty() && self.fields && !self.has_data;
         if line.is_empty() {
             self.lost |= self.dropped;
             if self.has_data && !self.dropped {

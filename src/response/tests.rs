@@ -285,6 +285,10 @@ fn errors_are_named_in_every_shape() {
         (r#"{"type":"error","error":{"type":"overloaded_error","message":"m"}}"#, "overloaded_error"),
         (r#"{"error":"plain"}"#, "error"),
         (r#"{"error":{"code":500}}"#, "500"),
+        (
+            r#"{"type":"response.failed","response":{"status":"failed","error":{"code":"server_error","message":"m"}}}"#,
+            "server_error",
+        ),
     ] {
         assert_eq!(read("application/json", body, 9).error.as_deref(), Some(expected), "{body}");
         assert_eq!(stream(&format!("data: {body}\n\n")).error.as_deref(), Some(expected), "{body}");

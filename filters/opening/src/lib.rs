@@ -4,12 +4,13 @@
 //! Starlette). For Envoy an answer has begun with its headers: from there on it retries nothing, and hedges nothing. So an engine that
 //! dies while it computes the prompt would break a stream in which there was not one token yet.
 //!
-//! This filter stands in the cluster like `breaker`, behind it, and holds the headers of a stream back until its first event has come, however it is
-//! cut. Until then Envoy tries elsewhere, and "before the first token" means what it says. If that event is an error, as engines send one
+//! This filter stands in the cluster like `breaker`, behind it, and holds the headers of a stream back until an event has come that says
+//! something, however it is cut. Events that announce an answer say nothing: engines of the responses API send them before they compute the prompt.
+//! Until then Envoy tries elsewhere, and "before the first token" means what it says. If that event is an error, as engines send one
 //! in an answer of status 200, and it is the engine's, the answer gets the status that it should have had, and is retried like any of
-//! that status.
+//! that status. A stream that ends and has said nothing gets 502.
 //!
-//! Engines' comments that keep a stream alive count as an event.
+//! Engines' comments that keep a stream alive count as an event: the client is to see them.
 //!
 //! A refusal is held back too, until it is whole, where `pick`'s list goes on into another group of endpoints: if the engine says that the request does
 //! not fit into its context, a header says so to Envoy, which tries the next. Nothing else tells that 400 from the others, which no
@@ -48,7 +49,7 @@ pub struct Stream {
     held: Option<Held>,
 }
 
-/// What is held back: a stream until its first event, or a refusal until its end.
+/// What is held back: a stream until its first event that says something, or a refusal until its end.
 #[derive(Debug)]
 struct Held {
     reader: Reader,
@@ -64,6 +65,9 @@ const MOST_BYTES: usize = 16 << 10;
 
 /// From the first bytes on: an engine sends an error in one go, and a network cuts it by milliseconds.
 const MOST_TIME: Duration = Duration::from_secs(1);
+
+/// The status of a stream in which there is nothing: as if its connection had been lost.
+const NOTHING: &str = "502";
 
 /// Statuses with which engines and APIs say that a request is too long, among other things.
 const REFUSALS: [&str; 3] = ["400", "413", "422"];
@@ -96,6 +100,9 @@ impl Filter for Opening {
             true => value(":status") == "200",
             false => refuses && reader.reads() && goes_on(host).is_some(),
         };
+        if end && is_stream && holds {
+            return host.set_header(Of::Response, ":status", NOTHING);
+        }
         if holds && !end {
             stream.held = Some(Held { reader, is_stream, read: 0, until: None });
             host.hold_answer();
@@ -114,7 +121,11 @@ impl Filter for Opening {
             return;
         }
         let Held { reader, is_stream, .. } = held;
-        let Some(outcome) = reader.end(!is_stream).error.map(|kind| Outcome::of_error(&kind)) else { return };
+        let report = reader.end(!is_stream);
+        if piece.end && report.says_nothing() {
+            return host.set_header(Of::Response, ":status", NOTHING);
+        }
+        let Some(outcome) = report.error.map(|kind| Outcome::of_error(&kind)) else { return };
         let status = match outcome.cause {
             Cause::TooLong if let Some(address) = goes_on(host) => {
                 // `breaker` goes by it: an endpoint could have sent that header too.
@@ -238,6 +249,50 @@ mod tests {
         {
             let (mut worker, mut exchange) = begin(&STREAM);
             assert_eq!(worker.piece(&mut exchange, at_once, false), at_once);
+        }
+    }
+
+    #[test]
+    fn what_announces_an_answer_is_held_until_there_is_one() {
+        let role = &b"data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n"[..];
+        let created = &b"event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"error\":null}}\n\n"[..];
+        let start = &b"data: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":9,\"output_tokens\":1}}}\n\n"[..];
+        let failed = &b"data: {\"type\":\"response.failed\",\"response\":{\"error\":{\"code\":\"server_error\",\"message\":\"x\"}}}\n\n"[..];
+        let overloaded =
+            &b"data: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"x\"}}\n\n"[..];
+        let token = &b"data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n"[..];
+        for (first, then, status) in [
+            (role, token, "200"),
+            (role, failed, "500"),
+            (created, failed, "500"),
+            (created, &b"data: {\"type\":\"response.output_text.delta\",\"delta\":\"x\"}\n\n"[..], "200"),
+            (start, overloaded, "529"),
+            (start, b"event: ping\ndata: {\"type\":\"ping\"}\n\n", "200"),
+        ] {
+            let (mut worker, mut exchange) = begin(&STREAM);
+            assert_eq!(worker.piece(&mut exchange, first, false), b"");
+            // However long the engine computes.
+            worker.world().pass(Duration::from_secs(60));
+            assert_eq!(worker.piece(&mut exchange, then, false), [first, then].concat());
+            assert_eq!(exchange.see().answer_header(":status"), [status]);
+        }
+    }
+
+    #[test]
+    fn a_stream_in_which_there_was_nothing_is_no_success() {
+        let stop = &b"data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n"[..];
+        let unknown = &b"data: {\"type\":\"transcript.text.delta\"}\n\n"[..];
+        for (body, status) in [
+            (&b""[..], "502"),
+            (b"data: [DONE]\n\n", "502"),
+            (b": ping\n\n", "502"),
+            (stop, "200"),
+            (unknown, "200"),
+            (b"x", "200"),
+        ] {
+            let (mut worker, mut exchange) = begin(&STREAM);
+            assert_eq!(worker.piece(&mut exchange, body, true), body);
+            assert_eq!(exchange.see().answer_header(":status"), [status], "{}", body.escape_ascii());
         }
     }
 
