@@ -74,6 +74,10 @@ pub fn import(document: &Value, price_list: Option<&Value>) -> Result<Imported, 
     {
         add(&mut groups, deployment, price_list, &format!("model_list[{nth}]"), &mut left_out);
     }
+    if groups.is_empty() {
+        let each: String = left_out.iter().map(|invalid| format!("\n{invalid}")).collect();
+        return Err(Invalid::new("model_list", format!("no deployment can be carried over{each}")));
+    }
     let aliases = same_model(&mut groups, &mut left_out);
     groups.iter_mut().for_each(order);
     let choose = settings::choose(document.get("router_settings"), &mut left_out);
@@ -231,17 +235,24 @@ fn endpoint(api_base: &str) -> Result<String, String> {
     if api_base.starts_with("os.environ/") {
         return Err(format!("{api_base:?} is in the environment of LiteLLM; write its value here"));
     }
+    let shown = without_secrets(api_base);
     let Some(rest) = api_base.strip_prefix("http://") else {
-        return Err(format!("{api_base:?} is not http: Envoy's cluster would have to speak TLS"));
+        return Err(format!("{shown:?} is not http: Envoy's cluster would have to speak TLS"));
     };
     let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
     if !["", "v1", "v1/"].contains(&path) {
-        return Err(format!("{api_base:?} has a path of its own"));
+        return Err(format!("{shown:?} has a path of its own"));
     }
     let address = host.parse().or_else(|_| Ok(SocketAddr::new(host.parse()?, 80)));
     address
         .map(|address: SocketAddr| address.to_string())
-        .map_err(|_: AddrParseError| format!("{host:?} is not an IP address, with or without a port"))
+        .map_err(|_: AddrParseError| format!("{shown:?} has no IP address, with or without a port"))
+}
+
+/// A URL without what may be a password or a key in it: messages are read by more people than configurations.
+fn without_secrets(url: &str) -> String {
+    let url = url.split(['?', '#']).next().unwrap_or_default();
+    url.rsplit_once('@').map_or(url.to_owned(), |(_, host)| format!("…@{host}"))
 }
 
 /// Takes groups out whose model another one serves already; those with the same endpoints come back as names for it.

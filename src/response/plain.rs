@@ -176,7 +176,7 @@ impl Found {
         let begun = std::mem::replace(&mut self.begun, true);
         match Worth::of(data, self.deltas == 0) {
             Worth::Nothing => {}
-            Worth::End => self.over = true,
+            Worth::End => (self.over, self.begun) = (true, begun),
             Worth::Delta => self.deliver(data),
             Worth::Parsing => match Event::parse(data) {
                 Some(event) => {

@@ -194,13 +194,29 @@ router_settings: { model_group_alias: { d: b }, num_retries: 99999999999, allowe
 
 #[test]
 fn what_makes_no_gateway_is_an_error() {
-    for (yaml, at) in [("{}", "model_list"), ("model_list: []", "pools")] {
+    for (yaml, at) in [("{}", "model_list"), ("model_list: []", "model_list")] {
         assert_eq!(
             import(&crate::document::read_one(yaml.as_bytes()).unwrap(), None).unwrap_err().at,
             at,
             "{yaml}"
         );
     }
+    // Who has nothing but providers is told of each.
+    let providers = "
+model_list:
+  - { model_name: a, litellm_params: { model: azure/a, api_base: 'https://x.example.com/?key=s3cret' } }
+  - { model_name: b, litellm_params: { model: openai/b, api_base: 'http://me:s3cret@10.0.0.1:1/v2' } }
+  - { model_name: c, litellm_params: { model: openai/c } }
+";
+    let why =
+        import(&crate::document::read_one(providers.as_bytes()).unwrap(), None).unwrap_err().to_string();
+    let lines: Vec<&str> = why.lines().collect();
+    assert_eq!(lines[0], "model_list: no deployment can be carried over");
+    assert!(
+        lines[1].starts_with("model_list[0].litellm_params.api_base: \"https://x.example.com/\" is not http")
+    );
+    assert!(lines[2].starts_with("model_list[1].litellm_params.api_base: \"…@10.0.0.1:1/v2\" has a path"));
+    assert!(lines[3].starts_with("model_list[2].litellm_params.api_base: missing"));
     let (config, left_out) = imported(
         "model_list: [{model_name: a, litellm_params: {model: openai/a, api_base: 'http://10.0.0.1:1'}}, {model_name: b, litellm_params: {model: openai/b}}]\nrouter_settings: {routing_strategy: guess}",
     );
