@@ -230,7 +230,8 @@ impl<'a> Event<'a> {
             })
     }
 
-    /// The type of the engine's error, in a stream of the responses API that of its response (what is there and empty is none), or its code where it has none; [`TOO_LONG`] where it says that.
+    /// The type of the engine's error (what is there and empty is none), or its code where it has none; [`TOO_LONG`] where it says that. In a
+    /// stream of the responses API it is the response's.
     pub(super) fn error(&self) -> Option<String> {
         let response: Option<Event<'_>> = read(self.response);
         let said = self.error.or(response.and_then(|response| response.error));
