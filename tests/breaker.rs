@@ -337,16 +337,23 @@ async fn a_probe_whose_client_leaves_gives_its_slot_back() {
         let mut body = chat(MODELS[0], "who is there", 9);
         body["stream"] = true.into();
         let client = if version == 2 { &http2 } else { &gateway.client };
-        let request = client.post(format!("{}/v1/chat/completions", gateway.url)).json(&body);
-        let probe = tokio::spawn(async move {
-            let mut answer = request.send().await.unwrap();
-            while answer.chunk().await.unwrap().is_some() {}
-        });
-        wait_until("the probe is there", SOON, async || hangs.requests().len() == 1).await.expect(&what);
+        let mut asked = Vec::new();
+        wait_until("the probe is there", SOON, async || {
+            let request = client.post(format!("{}/v1/chat/completions", gateway.url)).json(&body);
+            asked.push(tokio::spawn(async move {
+                let mut answer = request.send().await.unwrap();
+                while answer.chunk().await.unwrap().is_some() {}
+            }));
+            sleep(HEARD).await;
+            !hangs.requests().is_empty()
+        })
+        .await
+        .expect(&what);
         sleep(Duration::from_millis(300)).await;
-        assert!(!probe.is_finished(), "{what}");
+        asked.retain(|request| !request.is_finished());
+        assert_eq!((asked.len(), hangs.requests().len()), (1, 1), "{what}: one carries it");
         hangs.fault(Fault::new(Kind::None));
-        probe.abort();
+        asked.iter().for_each(tokio::task::JoinHandle::abort);
         let served = async || {
             let answer = gateway.chat(&chat(MODELS[0], "and now", 2)).await.unwrap();
             assert_eq!(answer.status(), 200, "{what}");

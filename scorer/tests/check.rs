@@ -261,15 +261,17 @@ fn a_scorers_cluster_that_is_not_there_is_warned_of_in_each_filter_that_calls_it
     }
 }
 
+/// The warnings of a good file that say that.
+fn warned(text: &str, of: &str) -> Vec<String> {
+    let report = check::text(text.as_bytes());
+    assert!(report.errors.is_empty(), "{:?}", report.errors);
+    report.warnings.iter().map(ToString::to_string).filter(|line| line.contains(of)).collect()
+}
+
 #[test]
 fn where_statuses_are_retried_and_nobody_sees_the_attempts_that_is_said() {
     let shipped = std::fs::read_to_string("../envoy/envoy.yaml").unwrap();
-    let unseen = |text: &str| {
-        let report = check::text(text.as_bytes());
-        assert!(report.errors.is_empty(), "{:?}", report.errors);
-        let warnings = report.warnings.iter().map(ToString::to_string);
-        warnings.filter(|line| line.contains("no breaker is among")).collect::<Vec<_>>()
-    };
+    let unseen = |text: &str| warned(text, "no breaker is among");
     assert_eq!(unseen(&shipped), [""; 0]);
     let (before, rest) = shipped.split_once("            - name: breaker\n").unwrap();
     let (_, after) = rest.split_once("            - name: envoy.filters.http.upstream_codec").unwrap();
@@ -289,12 +291,7 @@ fn where_statuses_are_retried_and_nobody_sees_the_attempts_that_is_said() {
 #[test]
 fn what_envoy_alone_knows_of_health_is_said_to_be_looked_at_by_nobody() {
     let shipped = std::fs::read_to_string("../envoy/envoy.yaml").unwrap();
-    let unasked = |text: &str| {
-        let report = check::text(text.as_bytes());
-        assert!(report.errors.is_empty(), "{:?}", report.errors);
-        let warnings = report.warnings.iter().map(ToString::to_string);
-        warnings.filter(|line| line.contains("does not look at it")).collect::<Vec<_>>()
-    };
+    let unasked = |text: &str| warned(text, "does not look at it");
     assert_eq!(unasked(&shipped), [""; 0]);
     let ejecting = "connect_timeout: 1s\n      outlier_detection: { consecutive_5xx: 3 }\n";
     let said = unasked(&shipped.replacen("connect_timeout: 1s\n", ejecting, 1));

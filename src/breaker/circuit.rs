@@ -116,6 +116,7 @@ impl Circuit {
             return Access::None;
         }
         self.held = None;
+        self.settle(breaker, now);
         match self.state {
             State::Closed => Access::All,
             State::Out { until, .. } if until > now => Access::None,
@@ -127,13 +128,17 @@ impl Circuit {
                 let passed = now.since(since).as_secs_f64() * 1e3 / breaker.config.ramp_ms as f64;
                 // Not below this, or an endpoint of a small pool would wait for its first request.
                 const LEAST: f64 = 0.1;
-                if passed < 1.0 {
-                    return Access::Share(passed.max(LEAST));
-                }
-                self.state = State::Closed;
-                self.trips = 0;
-                Access::All
+                Access::Share(passed.max(LEAST))
             }
+        }
+    }
+
+    /// A ramp that is over has ended, whether or not anybody has looked since.
+    fn settle(&mut self, breaker: &Breaker, now: Instant) {
+        let ramp = Duration::from_millis(breaker.config.ramp_ms);
+        if matches!(self.state, State::Ramp { since } if now >= since + ramp) {
+            self.state = State::Closed;
+            self.trips = 0;
         }
     }
 
@@ -214,6 +219,7 @@ impl Circuit {
             Class::Success => self.refuses = false,
             Class::Neutral | Class::Failure => (),
         }
+        self.settle(breaker, now);
         let probe = probe.filter(|probe| probe.trips_ever == self.trips_ever);
         match self.state {
             State::Out { until, passed } => {

@@ -150,6 +150,21 @@ fn busy_endpoints_are_held_off_and_do_not_trip() {
 }
 
 #[test]
+fn a_ramp_ends_also_where_nobody_chose_meanwhile() {
+    let breaker = three();
+    let mut circuit = Circuit::default();
+    let mut trip_at = 0;
+    for _ in 0..3 {
+        trip(&breaker, &mut circuit, trip_at);
+        assert_eq!(circuit.free_at(), at(trip_at + 5_000), "not doubled");
+        let probe = circuit.probe();
+        circuit.release();
+        circuit.note(&breaker, Some(probe), &Outcome::of_status(200, None), at(trip_at + 5_000));
+        trip_at += 60_000;
+    }
+}
+
+#[test]
 fn who_is_busy_again_without_having_served_is_not_taken_at_its_word() {
     let breaker = three();
     let mut circuit = Circuit::default();
