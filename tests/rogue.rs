@@ -47,7 +47,7 @@ fn answers() -> Vec<(&'static str, Vec<u8>, &'static [u16])> {
     vec![
         ("no content", bytes(&["HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n"]), &[204]),
         ("nothing in a 200", bytes(&[ok, JSON, "content-length: 0\r\n\r\n"]), &[200]),
-        ("a stream without an event", bytes(&[ok, SSE, "content-length: 0\r\n\r\n"]), &[200]),
+        ("a stream without an event", bytes(&[ok, SSE, "content-length: 0\r\n\r\n"]), &[502]),
         (
             "early hints and more of 1xx",
             bytes(&[
@@ -75,9 +75,9 @@ fn answers() -> Vec<(&'static str, Vec<u8>, &'static [u16])> {
             &[200],
         ),
         (
-            "an error in pieces of nothing",
+            "a piece of a field, and no more",
             bytes(&[ok, SSE, "transfer-encoding: chunked\r\n\r\n4\r\ndata\r\n0\r\n\r\n"]),
-            &[200],
+            &[502],
         ),
         ("headers that steer gateways", bytes(&[ok, JSON, steer, &length, "\r\n", WHOLE]), &[200]),
         ("a length that is a lie", bytes(&[ok, JSON, "content-length: 9999\r\n\r\n{"]), &[0, 502, 503]),
