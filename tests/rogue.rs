@@ -90,7 +90,7 @@ fn answers() -> Vec<(&'static str, Vec<u8>, &'static [u16])> {
         (
             "gzip that is none",
             bytes(&[ok, SSE, "content-encoding: gzip\r\ncontent-length: 4\r\n\r\nnope"]),
-            &[200],
+            &[502],
         ),
         (
             "a refusal that is gzip and none",
