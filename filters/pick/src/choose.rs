@@ -4,11 +4,15 @@ use crate::attempts::Attempts;
 use crate::probes::Slot;
 use crate::scorers::Scorers;
 use crate::{Asking, HEARD, Lease, Pick, Source, Stream};
+use std::time::Duration;
 use weir::breaker::Shut;
 use weir::pool::{Choice, Message, Spill};
 use weir::request::{Facts, Refusal};
 use weir::wire::{self, Event, Reserve};
 use weir_host::{Flow, Host, Of};
+
+/// So much sooner than told Envoy may end a request: it is told whole milliseconds, and counts from the beginning of its loop's turn.
+const EARLY: Duration = Duration::from_millis(50);
 
 impl Pick {
     /// Asks the first of these scorers that is worth asking.
@@ -178,7 +182,7 @@ impl Pick {
             let millis = left.time.as_millis().max(1);
             host.set_header(Of::Request, wire::TIMEOUT, &millis.to_string());
             line += &format!(" timeout_ms={millis}");
-            stream.gone_at = left.is_clients.then(|| host.now() + left.time);
+            stream.gone_at = left.is_clients.then(|| host.now() + left.time.saturating_sub(EARLY));
         }
         if let Some(after) = hedge {
             let millis = after.as_millis().max(1).to_string();

@@ -56,7 +56,8 @@ fn a_client_in_a_hurry_trips_nothing_and_the_configured_time_does() {
         for _ in 0..12 {
             let exchange = asked(&mut worker, timeout);
             let at = destination(&exchange)[0].clone();
-            worker.world().pass(Duration::from_millis(60));
+            // Of fifty that are left: Envoy's timer may be early.
+            worker.world().pass(Duration::from_millis(48));
             ends(&mut worker, exchange, &at, "504", TIMEOUT);
         }
         assert_eq!(worker.world().metric("weir_breaker_trips_total;pool=p") > 0, trips);
